@@ -23,7 +23,7 @@ import torch
 from olm_data.dataset.eval_set import EvalSet, Primary
 from olm_data.extensions.eval_sets.build import build
 from olm_data.extensions.eval_sets.tasks import Choice, Question, Task, read_ai2
-from olm_data.sources import resolve_source
+from olm_data.sources import SourceRequest, resolve_source
 from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_data.train_tokenizer import train_tokenizer
 from olm_train.distributed.world import World
@@ -56,7 +56,7 @@ def compiled(task: Task, folder: Path) -> EvalSet:
         "\n".join(c.context + c.continuation for q in task.questions for c in q.choices)
     )
     file = folder / "tokenizer.json"
-    train_tokenizer(resolve_source((str(text),)), file, vocab_size=4096)
+    train_tokenizer(resolve_source(SourceRequest(inputs=(str(text),))), file, vocab_size=4096)
     return build(task, load_tokenizer(file), str(folder / "set"))
 
 

@@ -68,7 +68,7 @@ from olm_data.dataset.shard_writer import ShardWriter
 from olm_data.encoders import ENCODERS, make_encoder
 from olm_data.errors import OlmError
 from olm_data.select.digests import content_hashes, document_digests
-from olm_data.sources import resolve_source
+from olm_data.sources import SourceRequest, resolve_source
 from olm_data.storage.store import Store
 from olm_data.tokenization.batches import delimit, document_rows
 from olm_data.tokenizer.tokenizer import load_tokenizer
@@ -88,7 +88,7 @@ def encoder_alone(
 ) -> tuple[float, float]:
     """Return wall and CPU seconds of encoding this process's share of the files from memory."""
     encoder = ENCODERS[name](load_tokenizer(tokenizer), "plain")
-    batches = list(read_source(resolve_source(paths[rank::count])))
+    batches = list(read_source(resolve_source(SourceRequest(inputs=tuple(paths[rank::count])))))
     start, used = time.perf_counter(), time.process_time()
     for batch in batches:
         encoder.encode(batch.data, batch.offsets)
@@ -167,7 +167,7 @@ def stage_seconds(
             vocab_size=tokenizer.vocab_size,
             staging=staging,
         )
-        batches = read_source(resolve_source(paths))
+        batches = read_source(resolve_source(SourceRequest(inputs=tuple(paths))))
         while (batch := timed("parse", next, batches, None)) is not None:
             hashes = timed(
                 "hash", lambda b: content_hashes(document_digests(b.data, b.offsets)), batch

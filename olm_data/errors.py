@@ -21,9 +21,9 @@ class OlmError(Exception):
     """Base of all errors with a message for the user; no part of it holds a credential.
 
     Args:
-        what: one sentence saying what is wrong.
-        where: the file, line, row or option it is wrong at.
-        why: what would go wrong if it were ignored, if that is not obvious.
+        what: one sentence saying what is wrong, after which an indented list may follow.
+        where: the file, line, row or option it is wrong at; what it names may be anybody's.
+        why: what would go wrong if it were ignored, if that is not obvious; as `where`.
         fix: what to type or change next.
     """
 
@@ -32,8 +32,8 @@ class OlmError(Exception):
     def __init__(
         self, what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None
     ) -> None:
-        self.what = redacted(what)
-        self.where, self.why, self.fix = (part and redacted(part) for part in (where, why, fix))
+        self.what, self.fix = redacted(what), fix and redacted(fix)
+        self.where, self.why = (part and printable(redacted(part)) for part in (where, why))
         super().__init__(self.what)
 
     def __str__(self) -> str:

@@ -118,7 +118,7 @@ def wrong_kind(path: str, found: str, wanted: str) -> OlmError:
     """Return the error of a path that holds something else than what is wanted."""
     return InputError(
         f"this is {WORDS[found]}, not {WORDS[wanted]}",
-        where=printable(path),
+        where=path,
         fix=_advice(path, found, wanted),
     )
 

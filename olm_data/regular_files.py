@@ -14,7 +14,7 @@ import os
 import stat
 from typing import IO
 
-from olm_data.errors import InputError, ValidationError, printable
+from olm_data.errors import InputError, ValidationError
 
 MAX_WHOLE = 256 << 20
 """Bytes of a file that is read or written whole where nobody knows another limit: of a run, an
@@ -100,7 +100,7 @@ def refuse_special(mode: int, path: str) -> None:
     kind = next((name for test, name in _KINDS if test(mode)), "something else")
     raise ValidationError(
         f"{kind} is where a file is expected",
-        where=printable(path),
+        where=path,
         why="only regular files are read",
         fix="check the path; in a dataset, restore the file from a copy",
     )
@@ -115,7 +115,7 @@ def refuse_large(size: int, limit: int, where: str) -> None:
     if size > limit:
         raise ValidationError(
             f"the file has {size:,} bytes; one of its kind has at most {limit:,}",
-            where=printable(where),
+            where=where,
             why="it would have to fit into memory as a whole",
             fix="check that this is the file you meant; in a dataset, restore it from a copy",
         )
@@ -130,7 +130,7 @@ def refuse_unreadable(size: int, limit: int, where: str) -> None:
     if size > limit:
         raise InputError(
             f"the file would have {size:,} bytes; one of its kind has at most {limit:,}",
-            where=printable(where),
+            where=where,
             why="it has an entry for each input, shard or question; nothing could read it again",
             fix="join small inputs, take larger shards, or make several datasets and mix them",
         )
@@ -148,7 +148,7 @@ def refuse_link_out(path: str, folder: str) -> None:
     if os.path.commonpath([root, place]) != root:
         raise ValidationError(
             "the file is a link to another place",
-            where=printable(path),
-            why=f"it leads to {printable(place)}, outside its own folder",
+            where=path,
+            why=f"it leads to {place}, outside its own folder",
             fix="copy the file there, or give the folder in which it lies",
         )

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from olm_data.config.convert import Config
-from olm_data.config.hints import Parts, PositiveFloat
-from olm_data.errors import UsageError
+from olm_data.config.hints import Needs, Parts, PositiveFloat
 from olm_train.model.loss_config import LossConfig, OwnLoss
 from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
@@ -62,16 +61,12 @@ class TransformerTrainModuleConfig(Config):
     )
     ac_config: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
     compile_model: bool | Literal["auto"] = "auto"
-    compile_config: CompileConfig = field(default_factory=CompileConfig)
+    compile_config: Annotated[CompileConfig, Needs("compile_model")] = field(
+        default_factory=CompileConfig
+    )
     float32_matmul_precision: Literal["auto", "highest", "high", "medium"] = "auto"
     non_finite: NonFinite = NonFinite.halt
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.ac_config.check(compiling=bool(self.compile_model))
-        if not self.compile_model and self.compile_config != CompileConfig():
-            raise UsageError(
-                "has no effect without compile_model",
-                where="compile_config",
-                fix="set compile_model: true, or leave it out",
-            )

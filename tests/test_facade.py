@@ -20,7 +20,10 @@ FACADE = {
         "model_folder", "regular_files", "threads",
     },
     "command line": {"command", "extras", "plugins", "printing"},
-    "config": {"arguments", "convert", "hints", "import_path", "reference", "schema", "values"},
+    "config": {
+        "arguments", "convert", "docs", "dump", "hints", "import_path", "reference", "schema",
+        "values",
+    },
     "storage": {
         "disk", "exclusive", "in_clear", "json_file", "lease", "names",
         "output_paths", "scratch", "store",

@@ -41,8 +41,7 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     "olm_data/dataset/options.py": ({"decode_typed": 3}, _PART),
     "olm_data/dataset/plan.py": ({"msgspec.json.decode": 1}, "what was encoded right before"),
     "olm_data/dataset/record.py": ({"decode_typed": 2}, _PART),
-    "olm_data/dataset/shard_writer.py": ({"open": 2}, _OWN),
-    "olm_data/dataset/shuffle.py": ({"np.memmap": 1, "open": 1, "pq.read_table": 1}, _OWN),
+    "olm_data/dataset/shard_writer.py": ({"np.memmap": 1, "open": 3, "pq.read_table": 1}, _OWN),
     "olm_data/extensions/doctor/doctor.py": ({"read_bytes": 1}, _OWN),
     "olm_data/storage/destination.py": ({"open": 2}, _OWN),
     "olm_data/extensions/hub/pull.py": (
@@ -149,7 +148,7 @@ UNPACKS = {
     "olm_data/parquet.py": {"ParquetFile"},
     "olm_data/sources/parquet.py": {"ParquetFile"},  # inputs: `_rows_at_once` checks each column
     "olm_data/sources/arrow.py": {"open_file", "open_stream"},  # inputs: `limits.Expansion`
-    "olm_data/dataset/shuffle.py": {"read_table"},  # what this process has just staged
+    "olm_data/dataset/shard_writer.py": {"read_table"},  # what this process has just staged
     "olm_data/extensions/eval_sets/tasks.py": {
         "ZipFile"
     },  # the wheel, whose requests go to `decompress`

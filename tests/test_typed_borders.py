@@ -17,7 +17,7 @@ UNTYPED = ("[str, Any]", "[str, object]")
 _TORCH = "torch's protocol: tensors and plain values, nested by names"
 
 FREE: dict[str, str] = {
-    "olm_data/config/hints.py parts_by_name": "classes of parts, whatever they are",
+    "olm_data/config/docs.py parts_by_name": "classes of parts, whatever they are",
     "olm_data/printing.py record": "values of any kind, by the names they are shown with",
     "olm_train/callbacks/config.py CallbacksConfig.kinds": "classes of parts, whatever they are",
     "olm_train/extensions/auto/module.py NextTokenModule.parts": "what any model takes by name",

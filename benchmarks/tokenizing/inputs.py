@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from olm_data.sources import plan_units, read_units, resolve_source
+from olm_data.sources import SourceRequest, plan_units, read_units, resolve_source
 from olm_data.sources.base import DocumentBatch
 
 PARTS = 16  # files of each kind: a compressed file is read by one process
@@ -35,7 +35,7 @@ def texts_of(path: Path) -> Iterator[str]:
     elif path.name.endswith((".jsonl.zst", ".jsonl.gz", ".json.gz", ".parquet")):
         names = pq.read_schema(path).names if path.suffix == ".parquet" else []
         column = "content" if "content" in names else "text"
-        source = resolve_source([str(path)], text_column=column)
+        source = resolve_source(SourceRequest(inputs=(str(path),), text_column=column))
         for batch in read_source(source):
             yield from (batch.text(k) for k in range(batch.documents))
 

@@ -11,15 +11,9 @@ from typing import Any, Literal, get_origin
 
 import click
 
-from olm_data.config.hints import (
-    Reader,
-    attributes,
-    choices,
-    fields_of,
-    hints_of,
-    kinds_of,
-    plain,
-)
+from olm_data.config.convert import choices, fields_of, hints_of, kinds_of, plain
+from olm_data.config.docs import attributes
+from olm_data.config.hints import Reader
 from olm_data.tokenization.recipe import Recipe
 
 RUN = ("workers", "runner", "slurm", "ray_address")
@@ -56,14 +50,14 @@ def _is_set(value: Any) -> bool:
 
 
 def _option(name: str, said: str | None) -> Callable[[Any], Any]:
-    hint = kinds_of(hints_of(Recipe)[name])[0]
+    kind, notes = plain(hints_of(Recipe)[name])
+    kind, more = plain(kinds_of(kind)[0])
     default = next(field.default for field in fields_of(Recipe) if field.name == name)
     usual = default() if default else None
     help = said or attributes(Recipe)[name]
     if _is_set(usual):
         help += f"  [default: {usual}]"
-    kind, notes = plain(hint)
-    whole = kind is int and not any(isinstance(note, Reader) for note in notes)
+    number = kind is int and not any(isinstance(note, Reader) for note in notes + more)
     flag = "--" + name.replace("_", "-")
     if kind is bool:
         return click.option(flag, name, is_flag=True, help=help)
@@ -72,6 +66,6 @@ def _option(name: str, said: str | None) -> Callable[[Any], Any]:
         flag,
         name,
         multiple=name == "slurm",
-        type=click.Choice(choices(kind)) if named else click.INT if whole else None,
+        type=click.Choice(choices(kind)) if named else click.INT if number else None,
         help=help,
     )

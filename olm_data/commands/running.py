@@ -142,12 +142,6 @@ def make_runner(recipe: Recipe, places: Sequence[str] = (), *, fork: bool = Fals
     Raises:
         UsageError: options that do not go together, or are none.
     """
-    for option, given, of in (
-        ("--slurm", recipe.slurm, "slurm"),
-        ("--ray-address", recipe.ray_address, "ray"),
-    ):
-        if given and recipe.runner != of:
-            raise UsageError(f"{option} is for --runner {of}", fix=f"add --runner {of}")
     if any(scheme_of(place) == "memory" for place in places):
         if recipe.runner != "local":
             raise UsageError(

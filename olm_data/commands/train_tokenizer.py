@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import click
 
 from olm_data.command import Count
+from olm_data.commands.recipe_options import recipe_options
 from olm_data.commands.said import note, show_bytes, show_progress, warn
+from olm_data.config.convert import parse
+from olm_data.config.values import Values
 from olm_data.counts import counted
 from olm_data.errors import printable
+from olm_data.tokenization.recipe import FieldValue
 
 MOST_ENTRIES = 1 << 31
 """Ids have 32 bits at most."""
@@ -19,15 +23,7 @@ MOST_ENTRIES = 1 << 31
 
 @click.command("train-tokenizer")
 @click.argument("inputs", nargs=-1, metavar="[INPUT]...")
-@click.option("--source", help="A named dataset, hf:ORG/NAME[:CONFIG], or pylib.")
-@click.option("--subset", help="Which part of a named dataset.")
-@click.option("--root", help="A local mirror of a named dataset, with the same layout.")
-@click.option("--split", help="Split of an hf: dataset.  [default: train]")
-@click.option("--text-column", help="Column or JSON field of the text.  [default: text]")
-@click.option("--separator", help='Cut .txt files: "blank-lines", or the string between documents.')
-@click.option(
-    "--delimiter", help="Separator of the fields in CSV files.  [default: , or tab by name]"
-)
+@recipe_options("source", "subset", "root", "split", "text_column", "separator", "delimiter")
 @click.option(
     "--vocab-size",
     type=Count(max=MOST_ENTRIES),
@@ -50,7 +46,7 @@ def train_tokenizer(
     special: tuple[str, ...],
     overwrite: bool,
     dry_run: bool,
-    **reading: Any,
+    given: Mapping[str, FieldValue],
 ) -> None:
     """Train a byte-level BPE tokenizer on your text.
 
@@ -60,10 +56,11 @@ def train_tokenizer(
     """
     from olm_data import train_tokenizer as verb
     from olm_data.dataset.account import DROP_REASONS
-    from olm_data.sources import resolve_source
+    from olm_data.sources import SourceRequest, resolve_source
     from olm_data.sources.passed import passed_lines, tally
 
-    source = resolve_source(inputs, **reading)
+    asked = Values({"inputs": list(inputs), **given}, file="the command line")
+    source = resolve_source(parse(SourceRequest, asked))
     for line in passed_lines(tally(source.passed)):
         warn(f"not read: {line}")
     if dry_run:
@@ -92,7 +89,7 @@ def train_tokenizer(
     if done.tokenizer.vocab_size < vocab_size:
         warn(f"the text gave no more entries than that ({vocab_size:,} asked)")
     again = list(inputs)
-    for name, value in reading.items():
-        again += [f"--{name.replace('_', '-')}", value] if value else []
+    for name, value in given.items():
+        again += [f"--{name.replace('_', '-')}", str(value)]
     again += ["--tokenizer", str(done.path), *(["--output", "./tokens/mine"] if inputs else [])]
     note(f"next: olm-data tokenize {printable(shlex.join(again))}")

@@ -19,6 +19,7 @@ A configuration is a frozen dataclass; its annotations are the checks, written o
         mode: Literal["strict", "lenient"] = "strict"
         source: Jsonl | Parquet = field(default_factory=Jsonl)   # by their `name: Literal[...]`;
                                                             # `parquet` is `{name: parquet}`
+        lines: Annotated[int, Needs("mode", value="lenient")] = 3   # refused without; in the docs
 
     values = Values.read("recipe.yaml")
     values.override_all(["--workers=8", "--source.text_key", "body"])
@@ -30,9 +31,11 @@ type, and the nearest known name.
 
     strict_yaml   YAML with line numbers: a spelling has one meaning
     path          a.b[2].c as a key path
-    hints         what annotations say
+    hints         what may annotate a field
     values        plain values, the place each came from, overrides
-    convert       parse, as_dict, Config
+    convert       parse, Config
+    dump          as_dict, differences
+    docs          what docstrings and annotations say of a field, for pages and help
 
 A section is a dataclass or a msgspec Struct. msgspec.convert checks the type of single values; it
 does not walk the configuration, as it takes no union of dataclasses, and its errors leave out the

@@ -16,9 +16,8 @@ from os import PathLike
 from types import NoneType
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
-from olm_data.config.convert import parse
-from olm_data.config.hints import choices, describe, is_union, plain
-from olm_data.config.values import Values, short
+from olm_data.config.convert import choices, describe, is_union, parse, plain, short
+from olm_data.config.values import Values
 from olm_data.errors import UsageError
 
 P = ParamSpec("P")

@@ -1,10 +1,10 @@
-"""Values to typed configurations: `parse`, and back to plain values: `as_dict`.
+"""Values to typed configurations: `parse`.
 
     Values, dataclass or Struct --fields, unions, mappings, lists--> configuration | UsageError
     single values: msgspec.convert
 
-Generic: knows dataclasses and their annotations, nothing of what they are for.
-Never: fill in a value that the dataclass does not declare, or pass over one that it does not know.
+Generic: knows dataclasses and their annotations, nothing of what they are for. What is wrong with
+a value is found and worded here; `Values` knows the place.
 """
 
 from __future__ import annotations
@@ -16,42 +16,34 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping
+import types
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import Enum
 from fractions import Fraction
 from operator import ge, gt, le, lt
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from olm_data.config.hints import (
-    Annotations,
-    FilePath,
-    OneOf,
-    Parts,
-    Reader,
-    choices,
-    fields_of,
-    hints_of,
-    is_section,
-    is_union,
-    kinds_of,
-    name_of,
-    parts_of,
-    plain,
-    rest_of,
-    tags_of,
-)
-from olm_data.config.import_path import import_path, is_import_path, load_class
+from olm_data.config.hints import Annotations, ExtraFields, FilePath, Needs, OneOf, Parts, Reader
+from olm_data.config.import_path import is_import_path, load_class
 from olm_data.config.path import KeyPath, dotted
-from olm_data.config.values import Values, short
+from olm_data.config.values import Values
 from olm_data.decoding import convert
-from olm_data.errors import OlmError, UsageError, printable
+from olm_data.errors import OlmError, UsageError, nearest_of, printable, quoted, suggest
 from olm_data.plugins import names, ours, path_of
-from olm_data.redaction import MASK, hold, is_credential
 
 T = TypeVar("T")
+
+_MOST_PLACES = 3
+_SIMPLE = {
+    int: "an integer",
+    float: "a number",
+    Fraction: "a number",
+    str: "text",
+    bool: "true or false",
+}
 
 
 class Config:
@@ -68,6 +60,7 @@ class Config:
         for field in fields_of(kind):
             found = _convert(hints[field.name], getattr(self, field.name), here, (field.name,))
             object.__setattr__(self, field.name, found)
+        _refuse_useless(self)
 
 
 def parse(config: type[T], values: Values, path: KeyPath = ()) -> T:
@@ -83,91 +76,6 @@ def parse(config: type[T], values: Values, path: KeyPath = ()) -> T:
     return parsed
 
 
-def as_dict(config: Any) -> Any:
-    """Return a config as JSON values: dataclasses to dicts, tuples to lists, enums to values.
-
-    A field with `repr=False`, and a text in a field or key that is named like one (`api_key`,
-    `token`, `password`), is a credential: it is `***` instead.
-    """
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return _fields_as_dict(config)
-    if isinstance(config, Enum):
-        return config.value
-    if isinstance(config, Mapping):
-        return {
-            str(key): _hidden(value) if is_credential(str(key), value) else as_dict(value)
-            for key, value in config.items()
-        }
-    if isinstance(config, (list, tuple)):
-        return [as_dict(value) for value in config]
-    return config
-
-
-def _hidden(secret: object) -> str:
-    """Return what stands for a credential; from here on no text of this process shows it."""
-    hold(str(secret))
-    return MASK
-
-
-def _fields_as_dict(config: Any) -> Any:
-    kind: Any = type(config)
-    hints, rest = _hints_with_parts(kind)
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if (not field.repr and value is not None) or is_credential(field.name, value):
-            value = _hidden(value)
-        value = _part_as_dict(hints.get(field.name), value)
-        found |= value if field.name == rest else {field.name: value}
-    return found
-
-
-@functools.cache
-def _hints_with_parts(kind: Any) -> tuple[Annotations, str | None]:
-    """Return the annotations where parts of one's own may stand, and the field of the rest."""
-    try:
-        hints, rest = hints_of(kind), rest_of(kind)
-    except NameError:  # they cannot be resolved: of no class that `parse` makes
-        return {}, None
-    return {n: h for n, h in hints.items() if parts_of(h) is not None or n == rest}, rest
-
-
-def _part_as_dict(hint: Any, value: Any) -> Any:
-    """Return a value as JSON; a part that is none of the kinds of its field by its import path."""
-    kind = plain(hint)[0]
-    if get_origin(kind) is dict:
-        inner = get_args(kind)[1]
-        return {
-            str(key): as_dict(item)
-            if _is_named(parts_of(inner), str(key), type(item))
-            else _part_as_dict(inner, item)
-            for key, item in value.items()
-        }
-    found, parts = as_dict(value), parts_of(hint)
-    if parts is not None and is_section(type(value)) and type(value) not in kinds_of(kind):
-        if isinstance(value, parts.wrapper or ()):
-            return as_dict(value.plain())
-        found = {"name": import_path(type(value))} | {
-            key: item for key, item in found.items() if key != "name"
-        }
-    return found
-
-
-def _is_named(parts: Parts | None, name: str, kind: type) -> bool:
-    """Whether this distribution brings a class under this name."""
-    return parts is not None and ours(parts.group).get(name) == import_path(kind)
-
-
-def differences(old: Any, new: Any, path: KeyPath = ()) -> list[str]:
-    """Return one line for each place where two plain values differ, `a.b: 1 -> 2`."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        lines = []
-        for key in [*old, *(key for key in new if key not in old)]:
-            lines += differences(old.get(key), new.get(key), (*path, key))
-        return lines
-    return [] if old == new else [f"{dotted(path)}: {short(old)} -> {short(new)}"]
-
-
 def _convert(hint: Any, value: Any, values: Values, path: KeyPath) -> Any:
     kind, notes = plain(hint)
     numpy = sys.modules.get("numpy")  # a number of it cannot be given before it is loaded
@@ -180,11 +88,11 @@ def _convert(hint: Any, value: Any, values: Values, path: KeyPath) -> Any:
         if isinstance(note, Parts) and _is_part(note, kind, value):
             return _part(note, hint, value, values, path)
         if isinstance(note, OneOf) and value not in list(note.names()):
-            raise values.wrong_type(path, hint, value)
+            raise _wrong_type(values, path, hint, value)
     found = _of_kind(kind, hint, value, values, path)
     for note in notes:
         if isinstance(note, Meta) and not _keeps(note, found):
-            raise values.out_of_bounds(path, hint, note, value)
+            raise _out_of_bounds(values, path, hint, note, value)
     return found
 
 
@@ -206,15 +114,15 @@ def _of_kind(kind: Any, hint: Any, value: Any, values: Values, path: KeyPath) ->
     if kind is FilePath and isinstance(value, str):
         return values.file_path(path, value)
     if origin in (list, tuple, dict, Mapping):
-        raise values.wrong_type(path, hint, value)
+        raise _wrong_type(values, path, hint, value)
     if kind is Fraction and type(value) is int:
         value = Fraction(value)
     try:
         found = convert(values.whole(value) if kind is int else value, kind)
     except msgspec.ValidationError:
-        raise values.wrong_type(path, hint, value) from None
+        raise _wrong_type(values, path, hint, value) from None
     if isinstance(found, float) and not math.isfinite(found):
-        raise values.wrong_type(path, hint, value)
+        raise _wrong_type(values, path, hint, value)
     return found
 
 
@@ -243,11 +151,11 @@ def _part(parts: Parts, hint: Any, value: Any, values: Values, path: KeyPath) ->
         return value
     name = value.get("name")
     if not isinstance(name, str):
-        raise values.missing((*path, "name"), str)
+        raise _missing(values, (*path, "name"), str)
     where = values.where((*path, "name"))
     found = name if is_import_path(name) else path_of(parts.group, name)
     if found is None:
-        raise values.unknown_kind(path, name, names(parts.group))
+        raise unknown_kind(values, path, name, names(parts.group))
     given = {key: item for key, item in value.items() if key != "name"}
     kind = _class_of(parts, found, values, path, where)
     if not issubclass(kind, parts.base):
@@ -301,14 +209,14 @@ def _one_of(union: Any, value: Any, values: Values, path: KeyPath) -> Any:
     if isinstance(value, dict) and named:
         name = value.get("name", next(iter(named)))
         if not isinstance(name, str):
-            raise values.wrong_type((*path, "name"), Literal[tuple(named)], name)
+            raise _wrong_type(values, (*path, "name"), Literal[tuple(named)], name)
         if name not in named:
-            raise values.unknown_kind(path, name, named)
+            raise unknown_kind(values, path, name, named)
         return _convert(named[name], value, values, path)
     for kind in kinds:
         with contextlib.suppress(UsageError):
             return _convert(kind, value, values, path)
-    raise values.wrong_type(path, Union[kinds], value)  # noqa: UP007  # built at run time
+    raise _wrong_type(values, path, Union[kinds], value)  # noqa: UP007  # built at run time
 
 
 def _sequence(
@@ -332,7 +240,7 @@ def _section(kind: Any, hint: Any, value: Any, values: Values, path: KeyPath) ->
         return value
     given = {} if value is None else value  # `speed_monitor:` with nothing after it is an empty one
     if not isinstance(given, dict):
-        raise values.wrong_type(path, hint, value)
+        raise _wrong_type(values, path, hint, value)
     fields, hints = {field.name: field for field in fields_of(kind)}, hints_of(kind)
     rest = rest_of(kind)
     known = [name for name in fields if name != rest]
@@ -345,11 +253,28 @@ def _section(kind: Any, hint: Any, value: Any, values: Values, path: KeyPath) ->
     if rest is not None:
         parsed[rest] = _others(hints[rest], others, known, values, path)
     elif others:
-        raise values.unknown_field((*path, next(iter(others))), known)
+        raise unknown_field(values, (*path, next(iter(others))), known)
     for name, field in fields.items():
         if name not in parsed and field.default is None:
-            raise values.missing((*path, name), hints[name])
-    return _placed(lambda: kind(**parsed), fields, values, path)
+            raise _missing(values, (*path, name), hints[name])
+    return _placed(lambda: _refuse_useless(kind(**parsed)), fields, values, path)
+
+
+def _refuse_useless(section: T) -> T:
+    """Return a section in which no field was given that has no effect beside the others."""
+    kind: Any = type(section)
+    hints = hints_of(kind)
+    for field in fields_of(kind):
+        for note in plain(hints[field.name])[1]:
+            given = field.default and getattr(section, field.name) != field.default()
+            if isinstance(note, Needs) and given and note.missing(section):
+                joined = "without" if note.unless is None else "with"
+                raise UsageError(
+                    f"has no effect {joined} {note}",
+                    where=field.name,
+                    fix="leave it out, or change the other one",
+                )
+    return section
 
 
 def _others(
@@ -367,7 +292,7 @@ def _others(
                     item = {key: value for key, value in item.items() if key != "name"}
                 found[name] = _section(kind, inner, item, values, here)
         elif isinstance(item, dict) and "name" not in item:
-            raise values.unknown_field(here, [*known, *(names(parts.group) if parts else ())])
+            raise unknown_field(values, here, [*known, *(names(parts.group) if parts else ())])
         else:
             found[name] = _convert(inner, item, values, here)
     return found
@@ -394,3 +319,282 @@ def _read(reader: Reader, value: Any, values: Values, path: KeyPath) -> Any:
     except UsageError as error:
         error.where = values.where(path)
         raise
+
+
+def unknown_field(
+    values: Values, path: KeyPath, known: Iterable[str], elsewhere: Sequence[str] = ()
+) -> UsageError:
+    """Return the error that there is no field at `path`, whose siblings are `known`.
+
+    Args:
+        elsewhere: where fields of this very name stand.
+    """
+    siblings = list(known)
+    fix, near = suggest(str(path[-1]), siblings), nearest_of(str(path[-1]), siblings)
+    if elsewhere:
+        meant = [*([repr(near)] if near else []), *elsewhere]
+        fix = f"did you mean {' or '.join(meant[:_MOST_PLACES])}?"
+    return UsageError(f"unknown field {printable(dotted(path))}", where=values.where(path), fix=fix)
+
+
+def unknown_kind(values: Values, path: KeyPath, name: str, known: Iterable[Any]) -> UsageError:
+    """Return the error that there is no component `name` to stand at `path`."""
+    return UsageError(
+        f"{printable(dotted(path))} has no kind called {short(name)}",
+        where=values.where((*path, "name")),
+        fix=suggest(name, [str(choice) for choice in known]),
+    )
+
+
+def _missing(values: Values, path: KeyPath, hint: Any) -> UsageError:
+    if example := example_of(hint):
+        fix = _written(path, example)
+    else:
+        fix = f"add `{path[-1]}: ...` ({describe(hint)})"
+    if not values.digits_only:
+        fix += f", or --{dotted(path)}=... on the command line"
+    return UsageError(
+        f"{printable(dotted(path))} is missing",
+        where=values.where(path[:-1]),
+        why=reason_of(hint),
+        fix=fix,
+    )
+
+
+def _wrong_type(values: Values, path: KeyPath, hint: Any, value: Any) -> UsageError:
+    fix = None
+    if known := [str(choice) for choice in choices(hint)]:
+        fix = suggest(str(value), known)
+    elif example := example_of(hint):
+        fix = _written(path, example)
+    elif meant := mapping_of(hint, value):
+        given = values.is_option(path)
+        fix = f"write --{dotted(path)}='{meant}'" if given else _written(path, meant)
+    return UsageError(
+        f"{_named(path)} is {describe(hint)}, not {short(value)}",
+        where=values.where(path),
+        fix=fix,
+    )
+
+
+def _out_of_bounds(
+    values: Values, path: KeyPath, hint: Any, limits: Meta, value: Any
+) -> UsageError:
+    empty = limits.min_length is not None and not value
+    example = example_of(hint)
+    return UsageError(
+        f"{_named(path)} is {'empty' if empty else f'{bounds(limits)}, not {short(value)}'}",
+        where=values.where(path),
+        why=reason_of(hint),
+        fix=_written(path, example) if example else None,
+    )
+
+
+def _named(path: KeyPath) -> str:
+    return printable(dotted(path)) or "the file"
+
+
+def _written(path: KeyPath, example: str) -> str:
+    """Return an example of a field as it stands in a file; one of several lines is a block."""
+    block = "\n" in example
+    return f"write\n    {path[-1]}:{example}" if block else f"write `{path[-1]}: {example}`"
+
+
+def short(value: Any) -> str:
+    """Return a value as a message shows it, cut after 60 characters."""
+    if isinstance(value, Fraction):
+        return quoted(value)
+    text = printable(repr(value) if isinstance(value, str) else str(value))
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A field of a dataclass or Struct.
+
+    Attributes:
+        default: makes its default value, None: it has none.
+        shown: whether that is a plain value, not made anew each time.
+    """
+
+    name: str
+    default: Callable[[], Any] | None
+    shown: bool = False
+
+
+@functools.cache
+def fields_of(config: Any) -> tuple[Field, ...]:
+    """Return what can be given to a dataclass or Struct, in order."""
+    if isinstance(config, type) and issubclass(config, msgspec.Struct):
+        found = [(f.name, f.default, f.default_factory) for f in msgspec.structs.fields(config)]
+    else:
+        here = dataclasses.fields(config)
+        found = [(f.name, f.default, f.default_factory) for f in here if f.init]
+    missing = (dataclasses.MISSING, msgspec.NODEFAULT)
+    return tuple(
+        Field(name, factory if factory not in missing else None)
+        if value in missing
+        else Field(name, functools.partial(_same, value), shown=True)
+        for name, value, factory in found
+    )
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def is_section(kind: Any) -> bool:
+    """Whether a mapping with known fields stands for `kind`: a dataclass or a Struct."""
+    return dataclasses.is_dataclass(kind) or (
+        isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    )
+
+
+@functools.cache
+def hints_of(config: Any) -> Annotations:
+    """Return the annotations of a section's fields, with what `Annotated` adds."""
+    return get_type_hints(config, include_extras=True)
+
+
+def plain(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the type within `Annotated`, and what was added to it."""
+    if get_origin(hint) is Annotated:
+        return hint.__origin__, hint.__metadata__
+    return hint, ()
+
+
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """Return the alternatives of a union but None; of any other type itself alone."""
+    if is_union(hint):
+        return tuple(kind for kind in get_args(hint) if kind is not type(None))
+    return (hint,)
+
+
+def is_union(hint: Any) -> bool:  # `A | B`
+    return get_origin(hint) in (Union, types.UnionType)
+
+
+def parts_of(hint: Any) -> Parts | None:
+    """Return what else a section may be, None: nothing."""
+    return next((note for note in plain(hint)[1] if isinstance(note, Parts)), None)
+
+
+def rest_of(config: Any) -> str | None:
+    """Return the field of a section that takes the names it does not know, None: there is none."""
+    hints = hints_of(config).items()
+    return next((name for name, hint in hints if ExtraFields() in plain(hint)[1]), None)
+
+
+def tags_of(hint: Any) -> list[Any]:
+    """Return the names that stand for a section of this type; none where it may be no section."""
+    kinds = kinds_of(plain(hint)[0])
+    sections = kinds if all(map(is_section, kinds)) else ()
+    return [name for kind in sections for name in choices(hints_of(kind).get("name"))]
+
+
+def name_of(kind: Any) -> Any:
+    """Return what a configuration calls a component of this kind: its `name`, None without."""
+    found = next((field.default for field in fields_of(kind) if field.name == "name"), None)
+    return found and found()
+
+
+def choices(hint: Any) -> list[Any]:
+    """Return the values that a Literal, an enum, a `OneOf`, or a union with some of them has."""
+    kind, notes = plain(hint)
+    for note in notes:
+        if isinstance(note, OneOf):
+            return list(note.names())
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [member.value for member in kind]
+    if is_union(kind):
+        return [choice for inner in get_args(kind) for choice in choices(inner)]
+    return []
+
+
+def describe(hint: Any) -> str:
+    """Return what a message calls a value of this type, such as "a number or null"."""
+    kind, notes = plain(hint)
+    for note in notes:
+        if isinstance(note, Reader):
+            return note.says
+    if any(isinstance(note, OneOf) for note in notes):
+        return "one of " + ", ".join(choices(hint))
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
+    if kind is FilePath:
+        return "a path"
+    if kind is type(None):
+        return "null"
+    if is_union(kind):
+        return " or ".join(describe(inner) + _within(inner) for inner in get_args(kind))
+    if given := choices(kind):
+        return "one of " + ", ".join(str(choice) for choice in given)
+    origin = get_origin(kind)
+    if origin in (list, tuple):
+        return f"a list ({describe(get_args(kind)[0])} each)"
+    if origin in (dict, Mapping):
+        return f"a mapping of names ({describe(get_args(kind)[1])} each)"
+    if is_section(kind):
+        names = ", ".join(field.name for field in fields_of(kind))
+        return f"a mapping with {names}"
+    return getattr(kind, "__name__", str(kind))
+
+
+def example_of(hint: Any) -> str | None:
+    """Return what `Meta(examples=[...])` shows of a value, as it stands in a file after the key."""
+    return next((note.examples[0] for note in _metas(hint) if note.examples), None)
+
+
+def mapping_of(hint: Any, value: Any) -> str | None:
+    """Return the section that a lone number may stand for, its first field; None: it is none.
+
+    Shown are the fields without a default; a choice is the first one.
+    """
+    kind = next((kind for kind in kinds_of(hint) if is_section(kind)), None)
+    if kind is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    first, *others = [field.name for field in fields_of(kind) if field.default is None] or [""]
+    shown = [f"{first}: {value}"]
+    for name in others:
+        if not (known := choices(hints_of(kind)[name])):
+            return None
+        shown.append(f"{name}: {known[0]}")
+    return f"{{{', '.join(shown)}}}" if first else None
+
+
+def reason_of(hint: Any) -> str | None:
+    """Return why a value is needed or limited: `Meta(description=...)` without a pattern."""
+    said = (note.description for note in _metas(hint) if note.pattern is None)
+    return next((text for text in said if text), None)
+
+
+def _metas(hint: Any) -> list[Meta]:
+    return [note for note in plain(hint)[1] if isinstance(note, Meta)]
+
+
+def _within(hint: Any) -> str:
+    limits = [words for note in _metas(hint) if (words := bounds(note))]
+    return f" ({', '.join(limits)})" if limits else ""
+
+
+def bounds(meta: Meta) -> str:
+    """Return a constraint in words: "at least 1", "above 0 and at most 10", "2 or more values"."""
+    if meta.ge is not None and meta.ge == meta.le:
+        return f"{meta.ge}"
+    said = [
+        f"{word} {limit:g}" if isinstance(limit, float) else f"{word} {limit:,}"
+        for word, limit in (
+            ("at least", meta.ge),
+            ("above", meta.gt),
+            ("at most", meta.le),
+            ("below", meta.lt),
+        )
+        if limit is not None
+    ]
+    if meta.min_length is not None:
+        said.append("not empty" if meta.min_length == 1 else f"{meta.min_length} or more long")
+    if meta.pattern is not None:
+        said.append(meta.description or f"text of the form {meta.pattern}")
+    return " and ".join(said)

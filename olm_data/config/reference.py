@@ -17,12 +17,8 @@ from typing import Any, get_args, get_origin
 
 from msgspec import Meta
 
-from olm_data.config.convert import as_dict
-from olm_data.config.hints import (
+from olm_data.config.convert import (
     Field,
-    FilePath,
-    Reader,
-    attributes,
     bounds,
     choices,
     fields_of,
@@ -31,11 +27,12 @@ from olm_data.config.hints import (
     is_union,
     kinds_of,
     name_of,
-    parts_by_name,
     plain,
     rest_of,
-    summary_of,
 )
+from olm_data.config.docs import attributes, parts_by_name, summary_of
+from olm_data.config.dump import as_dict
+from olm_data.config.hints import FilePath, Reader
 
 HEAD = "| field | type | default | meaning |\n|---|---|---|---|\n"
 REST = "run"

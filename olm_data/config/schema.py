@@ -16,24 +16,23 @@ from typing import Any, get_args, get_origin
 
 from msgspec import Meta
 
-from olm_data.config.convert import as_dict, is_part_name
-from olm_data.config.hints import (
-    FilePath,
-    Reader,
-    Schema,
-    attributes,
+from olm_data.config.convert import (
     choices,
     fields_of,
     hints_of,
+    is_part_name,
     is_section,
     is_union,
-    parts_by_name,
     parts_of,
     plain,
     rest_of,
-    summary_of,
     tags_of,
+    unknown_field,
+    unknown_kind,
 )
+from olm_data.config.docs import attributes, parts_by_name, summary_of
+from olm_data.config.dump import as_dict
+from olm_data.config.hints import FilePath, Reader, Schema
 from olm_data.config.path import KeyPath, dotted
 from olm_data.config.values import Values
 from olm_data.plugins import path_of
@@ -221,7 +220,7 @@ def _check(node: Schema, root: Schema, value: Any, values: Values, path: KeyPath
             unknown = other is False or (group and not _has_name(item))
             if name not in known and unknown and not (group and path_of(group, str(name))):
                 elsewhere = () if path else _places(root, str(name))  # typed without its section
-                raise values.unknown_field((*path, name), known, elsewhere)
+                raise unknown_field(values, (*path, name), known, elsewhere)
         for name, item in value.items():
             if inner := known.get(name) or other:
                 _check(inner, root, item, values, (*path, name))
@@ -286,5 +285,5 @@ def _named(
     named = {node["properties"].get("name", {}).get("const"): node for node in sections}
     name = value.get("name", next(iter(named)))
     if isinstance(name, str) and name not in named:
-        raise values.unknown_kind(path, name, named)
+        raise unknown_kind(values, path, name, named)
     return named.get(name) if isinstance(name, str) else None

@@ -24,9 +24,7 @@ from typing import Any, Literal
 
 import yaml
 
-from olm_data.errors import InputError, UsageError, ValidationError, printable
-from olm_data.kinds import nearest
-from olm_data.regular_files import open_regular
+from olm_data.errors import UsageError, printable
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20
@@ -49,20 +47,11 @@ class Document:
 
     Attributes:
         value: None, bool, int, Fraction (or float), str, list or dict with str keys.
-        path: the file's name, as messages show it.
         lines: 1-based line of each key path, such as `("stages", 0, "tokens")`.
     """
 
     value: Any
-    path: str
     lines: Mapping[KeyPath, int]
-
-    def where(self, *keys: str | int) -> str:
-        """Return `path:line` of a key path, or of the nearest enclosing one that is in the file."""
-        for length in range(len(keys), -1, -1):
-            if keys[:length] in self.lines:
-                return f"{self.path}:{self.lines[keys[:length]]}"
-        return self.path
 
 
 def load(text: str | bytes, path: str | Path, *, numbers: Numbers = "exact") -> Document:
@@ -77,7 +66,7 @@ def load(text: str | bytes, path: str | Path, *, numbers: Numbers = "exact") -> 
     Raises:
         UsageError: the text is refused; the message has the line.
     """
-    name = printable(str(path))
+    name = str(path)
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if len(raw) > MAX_BYTES:
         raise UsageError(
@@ -93,26 +82,6 @@ def load(text: str | bytes, path: str | Path, *, numbers: Numbers = "exact") -> 
             "the file is not UTF-8 text", where=f"{name}:{line}", fix="save it as UTF-8"
         ) from None
     return _Builder(decoded, name, numbers).document()
-
-
-def load_file(path: str | Path, *, numbers: Numbers = "exact") -> Document:
-    """Read and parse a local file: `load` with the file's bytes.
-
-    Raises:
-        InputError: the file cannot be read.
-        UsageError: its text is refused.
-    """
-    try:
-        with open_regular(path) as file:
-            raw = file.read(MAX_BYTES + 1)
-    except (OSError, ValidationError) as error:
-        why = error.strerror if isinstance(error, OSError) else error.what
-        raise InputError(
-            f"cannot read the file: {why}",
-            where=printable(str(path)),
-            fix=nearest(path, "check the path; `ls` shows what is there"),
-        ) from None
-    return load(raw, path, numbers=numbers)
 
 
 def parse_value(text: str, *, where: str = "command line", numbers: Numbers = "float") -> Any:
@@ -201,7 +170,7 @@ class _Builder:
         value = self._node(next(self.events), ())
         for _ in self.events:
             pass  # the rest is checked too: nothing may follow the one document
-        return Document(value, self.path, self.lines)
+        return Document(value, self.lines)
 
     def _where(self, event: yaml.Event) -> str:
         return f"{self.path}:{_line(event)}"

@@ -3,32 +3,27 @@
     train.yaml --read--> Values <--override-- --a.b[0].c=value
     key path --where--> "train.yaml:12" or "--a.b[0].c"
 
-Knows how a refusal speaks of a place; never what a field means.
+Never: what a field means, or what is wrong with it (convert.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from msgspec import Meta
-
-from olm_data.config.hints import bounds, choices, describe, example_of, mapping_of, reason_of
-from olm_data.config.path import KeyPath, PlainMapping, dotted, parse_path, put
+from olm_data.config.path import KeyPath, PlainMapping, parse_path, put
 from olm_data.counts import parse_count
-from olm_data.errors import UsageError, nearest_of, printable, quoted, suggest
+from olm_data.errors import UsageError, ValidationError, printable, suggest
 from olm_data.kinds import nearest
 from olm_data.regular_files import MAX_CONFIG, read_regular
 
 if TYPE_CHECKING:
     from olm_data.config.strict_yaml import Numbers
-
-_MOST_PLACES = 3
 
 
 class Values:
@@ -64,47 +59,46 @@ class Values:
         self._options: dict[KeyPath, str] = {}
 
     @classmethod
-    def read(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        example: str = "train.yaml",
-        numbers: Numbers = "float",
-    ) -> Values:
-        """Read a YAML file.
+    def read(cls, path: str | os.PathLike[str], *, example: str = "train.yaml", **how: Any) -> Self:
+        """Read a YAML file that the user wrote; relative paths in it count from its folder.
 
         Args:
-            path: the file; relative paths in it count from its folder.
             example: name of such a file, for the message that there is none.
-            numbers: "exact": decimals are fractions.
+            how: as `parse` takes it.
 
         Raises:
-            UsageError: the file is missing or is not a strict YAML mapping.
+            UsageError: the file cannot be read or is not a strict YAML mapping.
         """
         name = os.fspath(path)
         try:
             text = read_regular(name, MAX_CONFIG)
-        except OSError as error:
+        except (OSError, ValidationError) as error:
             raise UsageError(
                 f"cannot read the configuration {printable(name)}",
                 where=name,
-                why=error.strerror,
+                why=error.strerror if isinstance(error, OSError) else error.what,
                 fix=nearest(name, f"give the path of a {example}"),
             ) from error
+        return cls.parse(text, name, folder=Path(name).parent, imports=True, **how)
+
+    @classmethod
+    def parse(cls, text: str | bytes, file: str, *, numbers: Numbers = "float", **how: Any) -> Self:
+        """Return the values of a YAML text.
+
+        Args:
+            file: its name, for messages.
+            numbers: "exact": decimals are fractions.
+            how: as the class takes it.
+
+        Raises:
+            UsageError: it is not a strict YAML mapping.
+        """
         from olm_data.config import strict_yaml  # arguments in Python need no YAML
 
-        document = strict_yaml.load(text, name, numbers=numbers)
-        if not isinstance(document.value, dict):
-            raise UsageError("a configuration is a mapping of names to values", where=name)
-        folder = Path(name).parent
-        return cls(
-            document.value,
-            file=name,
-            folder=folder,
-            lines=document.lines,
-            numbers=numbers,
-            imports=True,
-        )
+        found = strict_yaml.load(text, file, numbers=numbers)
+        if not isinstance(found.value, dict):
+            raise UsageError("a configuration is a mapping of names to values", where=file)
+        return cls(found.value, file=file, lines=found.lines, numbers=numbers, **how)
 
     def override(self, option: str) -> None:
         """Apply one `--a.b[0].c=value`; the value is YAML, a mapping replaces what stood there.
@@ -171,12 +165,15 @@ class Values:
                     return shown
         return self.file
 
+    def is_option(self, path: KeyPath) -> bool:
+        """Whether an option gave the value at `path`, and no file."""
+        return any(path[:end] in self._options for end in range(len(path) + 1))
+
     def file_path(self, path: KeyPath, text: str) -> str:
         """Return the file path `text` found at `path`, absolute, or the URL as it is."""
         if "://" in text:
             return text
-        given_as_option = any(path[:end] in self._options for end in range(len(path) + 1))
-        base = Path.cwd() if given_as_option else self.folder
+        base = Path.cwd() if self.is_option(path) else self.folder
         return os.path.abspath(base / Path(text).expanduser())
 
     def only(self, names: Iterable[str]) -> Self:
@@ -194,86 +191,9 @@ class Values:
                 return parse_count(value)
         return value
 
-    def unknown_field(
-        self, path: KeyPath, known: Iterable[str], elsewhere: Sequence[str] = ()
-    ) -> UsageError:
-        """Return the error that there is no field at `path`, whose siblings are `known`.
-
-        Args:
-            elsewhere: where fields of this very name stand.
-        """
-        siblings = list(known)
-        fix, near = suggest(str(path[-1]), siblings), nearest_of(str(path[-1]), siblings)
-        if elsewhere:
-            meant = [*([repr(near)] if near else []), *elsewhere]
-            fix = f"did you mean {' or '.join(meant[:_MOST_PLACES])}?"
-        return UsageError(
-            f"unknown field {printable(dotted(path))}", where=self.where(path), fix=fix
-        )
-
-    def unknown_kind(self, path: KeyPath, name: str, known: Iterable[Any]) -> UsageError:
-        """Return the error that there is no component `name` to stand at `path`."""
-        return UsageError(
-            f"{printable(dotted(path))} has no kind called {short(name)}",
-            where=self.where((*path, "name")),
-            fix=suggest(name, [str(choice) for choice in known]),
-        )
-
-    def missing(self, path: KeyPath, hint: Any) -> UsageError:
-        """Return the error that the field at `path` is not given."""
-        if example := example_of(hint):
-            fix = _written(path, example)
-        else:
-            fix = f"add `{path[-1]}: ...` ({describe(hint)})"
-        if not self.digits_only:
-            fix += f", or --{dotted(path)}=... on the command line"
-        return UsageError(
-            f"{printable(dotted(path))} is missing",
-            where=self.where(path[:-1]),
-            why=reason_of(hint),
-            fix=fix,
-        )
-
-    def wrong_type(self, path: KeyPath, hint: Any, value: Any) -> UsageError:
-        """Return the error that the value at `path` is none of the type `hint`."""
-        fix = None
-        if known := [str(choice) for choice in choices(hint)]:
-            fix = suggest(str(value), known)
-        elif example := example_of(hint):
-            fix = _written(path, example)
-        elif meant := mapping_of(hint, value):
-            given = path in self._options
-            fix = f"write --{dotted(path)}='{meant}'" if given else _written(path, meant)
-        return UsageError(
-            f"{_named(path)} is {describe(hint)}, not {short(value)}",
-            where=self.where(path),
-            fix=fix,
-        )
-
-    def out_of_bounds(self, path: KeyPath, hint: Any, limits: Meta, value: Any) -> UsageError:
-        """Return the error that the value at `path` does not keep the `limits` of `hint`."""
-        empty = limits.min_length is not None and not value
-        example = example_of(hint)
-        return UsageError(
-            f"{_named(path)} is {'empty' if empty else f'{bounds(limits)}, not {short(value)}'}",
-            where=self.where(path),
-            why=reason_of(hint),
-            fix=_written(path, example) if example else None,
-        )
-
 
 def _is_below(key: KeyPath, path: KeyPath) -> bool:
     return len(key) > len(path) and key[: len(path)] == path
-
-
-def _named(path: KeyPath) -> str:
-    return printable(dotted(path)) or "the file"
-
-
-def _written(path: KeyPath, example: str) -> str:
-    """Return an example of a field as it stands in a file; one of several lines is a block."""
-    block = "\n" in example
-    return f"write\n    {path[-1]}:{example}" if block else f"write `{path[-1]}: {example}`"
 
 
 def with_value(name: str, rest: Iterator[str], known: Iterable[str] = ()) -> str:
@@ -303,11 +223,3 @@ def _split(option: str) -> tuple[str, str, str]:
             return name.removeprefix("--"), "=", option[equals + 1 :]
         end = equals + 1
     return option.removeprefix("--"), "", ""
-
-
-def short(value: Any) -> str:
-    """Return a value as a message shows it, cut after 60 characters."""
-    if isinstance(value, Fraction):
-        return quoted(value)
-    text = printable(repr(value) if isinstance(value, str) else str(value))
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -324,7 +324,7 @@ def read_manifest(store: Store, digest: str | None = None, *, or_newest: bool = 
         known = [str(newest.digest), *(item.parent for item in reversed(newest.additions))]
         raise InputError(
             "the dataset has no version of this digest",
-            where=f"{store.root}, {printable(digest)}",
+            where=f"{store.root}, {digest}",
             fix=f"its versions, the newest first: {', '.join(known)}",
         ) from error
     if found.digest != digest:

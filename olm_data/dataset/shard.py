@@ -24,7 +24,7 @@ from olm_data.dataset.container import (
     tokens_header,
     tokens_suffix,
 )
-from olm_data.dataset.docs import DOCS, DocumentRows
+from olm_data.dataset.docs import DocumentRows
 from olm_data.dataset.manifest import ShardDigests
 from olm_data.dataset.record import (
     RECORD,
@@ -85,7 +85,6 @@ class Shard:
         self._unchecked: bytearray | None = None  # 1 a block that was not read yet; a byte each
         self.docs = DocumentRows(store, name, documents)
         self.tokens_name = file or name + tokens_suffix(container)
-        store.refuse_links(self.tokens_name, *(name + kind for kind in (ENDS, DOCS, RECORD)))
         self._header = tokens_header(container)
         header = file_header(container, self.dtype, tokens)
         self._check_file(self.tokens_name, header, tokens, self.dtype.itemsize)

@@ -26,7 +26,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.docs import DOCS
 from olm_data.dataset.shard import Shard
 from olm_data.errors import InputError, UsageError, ValidationError, printable, suggest
-from olm_data.select.where import Node, columns, parse
+from olm_data.select.where import Node, columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,13 +74,12 @@ class View:
         asked_at: file and line, or option, that asks for the view, for messages.
     """
 
-    where: str | None
+    where: Node | None
     excluded: IdSet | None
     asked_at: str
 
     def __str__(self) -> str:
-        where = None if self.where is None else str(parse(self.where))
-        return _spelled(where, 0 if self.excluded is None else len(self.excluded))
+        return _spelled(self.where, 0 if self.excluded is None else len(self.excluded))
 
     def over(self, dataset: Dataset) -> ViewScan:
         """Return a scan of a dataset's documents, with nothing counted yet."""
@@ -91,7 +90,7 @@ class ViewScan:
     """One pass over the documents of a dataset that says which a view keeps, and counts them."""
 
     def __init__(self, view: View, dataset: Dataset) -> None:
-        self._node: Node | None = None if view.where is None else parse(view.where)
+        self._node = view.where
         self._excluded = None if view.excluded is None else view.excluded.fresh()
         self._dataset, self._asked_at = dataset, view.asked_at
         self._documents = self._tokens = self._by_where = self._by_ids = self._with_id = 0
@@ -223,7 +222,7 @@ class ViewScan:
         )
 
 
-def _spelled(where: str | None, ids: int) -> str:
+def _spelled(where: Node | str | None, ids: int) -> str:
     parts = [] if where is None else [f"where {where}"]
     return " and ".join(parts + ([f"without {ids:,} ids"] if ids else []))
 

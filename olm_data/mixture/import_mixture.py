@@ -23,11 +23,10 @@ from olm_data.config.convert import parse
 from olm_data.config.hints import Reader
 from olm_data.config.path import KeyPath
 from olm_data.config.schema import modeline
-from olm_data.config.strict_yaml import Document, load, scalar
+from olm_data.config.strict_yaml import scalar
 from olm_data.config.values import Values
 from olm_data.counts import parse_count
 from olm_data.errors import UsageError, printable, quoted
-from olm_data.mixture.manifest_values import values_of
 from olm_data.mixture.schema import PATH
 from olm_data.storage.objects import WRITABLE, scheme_of
 from olm_data.storage.store import is_remote
@@ -77,38 +76,37 @@ def read_mixture_file(raw: bytes, path: str) -> ForeignMixture:
     """
     text = raw.decode("utf-8", "replace")
     start = text.lstrip()[:1]
-    document = load(raw, path) if start == "{" or re.search(r"(?m)^\s*[\w]+:", text) else None
-    if document is None:
+    if start != "{" and not re.search(r"(?m)^\s*[\w]+:", text):
         try:
             words = shlex.split(text.replace("\\\n", " "), comments=True)
         except ValueError as error:  # a quote without end
             raise UsageError(
                 "this is neither a mixture of OLMo-core nor a blend list of Megatron",
-                where=printable(path),
-                why=printable(str(error)),
+                where=path,
+                why=str(error),
                 fix="a blend list holds weights and prefixes: 30 data/web 70 data/code",
             ) from error
         return _blend(words, path)
-    values = values_of(document)
-    value = parse(dict[str, Any], values)
+    values = Values.parse(raw, path, numbers="exact", digits_only=True)
+    value = values.data
     keys: KeyPath = ()
     if "source_list" in value:
         keys = ("source_list",)
         parse(dict[str, Any], values, keys)
     if "train" in value:
         if not isinstance(value["train"], list):
-            raise UsageError("train must be a list", where=document.where("train"))
-        return _blend([_word(item, document) for item in value["train"]], path)
+            raise UsageError("train must be a list", where=values.where(("train",)))
+        return _blend([_word(item, values) for item in value["train"]], path)
     return _source_list(values, keys)
 
 
-def _word(item: Any, document: Document) -> str:
+def _word(item: Any, values: Values) -> str:
     if isinstance(item, Fraction):
         return f"{item.numerator}/{item.denominator}"
     if isinstance(item, (str, int)) and not isinstance(item, bool):
         return str(item)
     raise UsageError(
-        f"{quoted(item)} is neither a weight nor a prefix", where=document.where("train")
+        f"{quoted(item)} is neither a weight nor a prefix", where=values.where(("train",))
     )
 
 
@@ -156,7 +154,7 @@ def _blend(words: list[str], path: str) -> ForeignMixture:
         raise UsageError(
             "some weights of the blend are not numbers",
             where=path,
-            why=f"read in pairs: {printable(' '.join(words[:4]))} ...",
+            why=f"read in pairs: {' '.join(words[:4])} ...",
             fix="write a weight before each prefix, or prefixes alone to mix by size",
         )
     alone = None in weights

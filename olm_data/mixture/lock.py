@@ -23,7 +23,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import read_manifest
 from olm_data.dataset.shard import Verify
 from olm_data.decoding import convert
-from olm_data.errors import ConflictError, InputError, ValidationError, printable, quoted
+from olm_data.errors import ConflictError, InputError, ValidationError, quoted
 from olm_data.kinds import kind_of, nearest, wrong_kind
 from olm_data.mixture.lock_format import (
     LockFile,
@@ -136,7 +136,7 @@ class Lock(LockFile, frozen=True, kw_only=True):
         ):
             raise ValidationError(
                 f"the lock leads to a place that olm-data mix never writes, for source {name!r}",
-                where=printable(location),
+                where=location,
                 why="a lock may come from elsewhere, and its digest does not cover its locations",
                 fix="correct `locations` in the lock, or run olm-data mix again",
             )
@@ -398,5 +398,5 @@ def _refuse_far(place: str, near: str, what: str) -> None:
         raise InputError(
             f"the run names an address for {what}, which only you may open: "
             f"give the lock yourself (--lock), or copy what it names beside the run",
-            where=printable(place),
+            where=place,
         )

@@ -1,6 +1,6 @@
 """The mixture manifest: what a user writes by hand in manifest.yaml, read into exact values.
 
-    manifest.yaml --strict_yaml, config.convert--> ManifestKeys --checked together--> Mixture
+    manifest.yaml --config.convert--> ManifestKeys --checked together--> Mixture
 
 Numbers are read from the text as integers and fractions; 0.1 is one tenth. Paths are relative to
 the manifest's folder. Never: open a dataset or change a value silently. docs/reference/mixture.md
@@ -21,19 +21,26 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from olm_data.config.convert import parse
-from olm_data.config.hints import OneOf, Reader, fields_of, hints_of
-from olm_data.config.strict_yaml import MAX_INTEGER, Document, load, load_file
+from olm_data.config.convert import fields_of, hints_of, parse
+from olm_data.config.hints import OneOf, Reader
+from olm_data.config.strict_yaml import MAX_INTEGER
 from olm_data.config.values import Values
-from olm_data.errors import UsageError, printable, quoted
-from olm_data.mixture.manifest_values import SequenceLength, Weights, name_of, values_of
-from olm_data.mixture.stage_spec import StageKeys, StageSpec, read_groups, read_stages
+from olm_data.errors import UsageError, quoted
+from olm_data.mixture.stage_spec import (
+    SequenceLength,
+    StageKeys,
+    StageSpec,
+    Weights,
+    name_of,
+    read_groups,
+    read_stages,
+)
 from olm_data.order.base import OrderKeys
 from olm_data.order.orders import DEFAULT, ORDERS, manifest_orders
 from olm_data.packing.base import Packing
 from olm_data.packing.concat import Concat
 from olm_data.packing.packings import PACKINGS, for_order
-from olm_data.select.where import parse as parse_condition
+from olm_data.select.where import Condition
 from olm_data.storage.objects import LOCATIONS, scheme_of
 from olm_data.storage.store import is_remote
 
@@ -41,8 +48,6 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 PackingName = Annotated[str, OneOf(lambda: PACKINGS)]
 OrderName = Annotated[str, OneOf(lambda: ORDERS)]
-
-_CONDITION = """where: "score >= 3 and language == 'en'\""""
 
 
 def _location(kind: str, fix: str) -> Reader:
@@ -67,23 +72,6 @@ def _location(kind: str, fix: str) -> Reader:
     return Reader(read, f"a path or URL of {kind}", {"type": "string"})
 
 
-def _condition(text: Any) -> str:
-    """Return the condition of a view in its plain spelling."""
-    if not isinstance(text, str):
-        raise UsageError(
-            f"{quoted(text)} is not a condition",
-            fix=f"write one over the kept columns: {_CONDITION}",
-        )
-    try:
-        return str(parse_condition(text))
-    except UsageError as error:
-        raise UsageError(
-            f"'{printable(text[:80])}' is not a condition over columns",
-            why=error.why,
-            fix=f"compare columns with values: {_CONDITION}",
-        ) from error
-
-
 _DATA = _location("a dataset", "write the folder that olm-data tokenize wrote: data: ./tokens/web")
 _IDS = _location(
     "a file of ids", "name a text file of ids, one a line: exclude_ids: ./test-ids.txt"
@@ -103,7 +91,7 @@ class SourceKeys:
 
     data: Annotated[str, _DATA]
     max_epochs: Annotated[Fraction, Meta(gt=0)] = Fraction(4)
-    where: Annotated[str, Reader(_condition, "a condition", {"type": "string"})] | None = None
+    where: Condition | None = None
     exclude_ids: Annotated[str, _IDS] | None = None
 
 
@@ -191,15 +179,10 @@ def read_mixture(path: str | Path) -> Mixture:
     """Read a manifest file.
 
     Raises:
-        InputError: the file cannot be read.
-        UsageError: a key or value is refused; the message has its line.
+        UsageError: it cannot be read; a key or value is refused, the message has its line.
+        InputError: a file with weights cannot be read.
     """
-    return _mixture(load_file(path), os.path.dirname(os.path.abspath(path)))
-
-
-def parse_mixture(text: str | bytes, path: str = "manifest.yaml", folder: str = ".") -> Mixture:
-    """Parse a manifest's text; `path` is for messages, data paths are relative to `folder`."""
-    return _mixture(load(text, path), os.path.abspath(folder))
+    return mixture_of(Values.read(path, example="manifest.yaml", numbers="exact", digits_only=True))
 
 
 @contextmanager
@@ -212,39 +195,36 @@ def located(values: Values, *keys: str | int) -> Iterator[None]:
         raise
 
 
-def _mixture(document: Document, folder: str) -> Mixture:
-    values, orders = values_of(document, folder), manifest_orders()
-    if not isinstance(document.value, dict):
-        raise values.wrong_type((), ManifestKeys, document.value)
-    chosen = _chosen(values, "packing", PACKINGS), _chosen(values, "order", orders)
-    keys = parse(_keys_with(*chosen), values)
+def mixture_of(values: Values) -> Mixture:
+    """Return the mixture that values of a manifest say; raises as `read_mixture`."""
+    orders = manifest_orders()
+    packing = _chosen(values, "packing", PackingName, PACKINGS)
+    order = _chosen(values, "order", OrderName, orders)
+    keys = parse(_keys_with(packing, order), values)
     sources = tuple(
         SourceSpec(name=name, **vars(source)) for name, source in sorted(keys.sources.items())
     )
-    names, views = [source.name for source in sources], [source.view for source in sources]
+    names = [source.name for source in sources]
     with located(values, "order"):
-        orders[keys.order].check(keys.packing, views)
+        order.check(keys.packing, [source.view for source in sources])
     groups = read_groups(values, keys.groups, names)
-    packing = _with_given_keys(values, "packing", PACKINGS[keys.packing], keys)
-    order = _with_given_keys(values, "order", orders[keys.order], keys)
+    order_keys = _of(order, keys)
     return Mixture(
-        folder=folder,
+        folder=os.path.abspath(values.folder),
         seed=keys.seed,
         sequence_length=keys.sequence_length,
-        packing=for_order(packing, order),
+        packing=for_order(_of(packing, keys), order_keys),
         sources=sources,
         stages=read_stages(values, keys.stages, keys.sequence_length, names, groups),
         on_exhausted=keys.on_exhausted,
-        order=order,
+        order=order_keys,
         values=values,
     )
 
 
-def _chosen(values: Values, key: str, choices: Mapping[str, type[T]]) -> type[T]:
+def _chosen(values: Values, key: str, names: Any, choices: Mapping[str, type[T]]) -> type[T]:
     """Return the choice `key: NAME`; keys that go with another one only are refused."""
-    name = values.data.get(key, next(iter(choices)))
-    if not isinstance(name, str) or name not in choices:
-        raise values.wrong_type((key,), hints_of(ManifestKeys)[key], name)
+    name = parse(names, values, (key,)) if key in values.data else next(iter(choices))
     own = {one.name for one in fields_of(choices[name])}
     for other, keys in choices.items():
         for foreign in {one.name for one in fields_of(keys)} - own:
@@ -257,19 +237,19 @@ def _chosen(values: Values, key: str, choices: Mapping[str, type[T]]) -> type[T]
     return choices[name]
 
 
+def _of(choice: type[T], keys: ManifestKeys) -> T:
+    """Return a choice with its keys of the manifest."""
+    return choice(**{one.name: getattr(keys, one.name) for one in fields_of(choice)})
+
+
 @lru_cache
 def _keys_with(*chosen: type[msgspec.Struct]) -> type[ManifestKeys]:
-    """Return `ManifestKeys` and the keys that go with the choices; these may be missing."""
-    own = [(f.name, hints_of(one)[f.name] | None, None) for one in chosen for f in fields_of(one)]
+    """Return `ManifestKeys` and the keys that go with the choices."""
+    own = [
+        (one.name, hints_of(kind)[one.name])
+        if one.default is None
+        else (one.name, hints_of(kind)[one.name], field(default_factory=one.default))
+        for kind in chosen
+        for one in fields_of(kind)
+    ]
     return make_dataclass("AllKeys", own, bases=(ManifestKeys,), frozen=True, kw_only=True)
-
-
-def _with_given_keys(values: Values, key: str, choice: type[T], keys: ManifestKeys) -> T:
-    """Return a choice with its keys of the manifest."""
-    given = {one.name: getattr(keys, one.name) for one in fields_of(choice)}
-    for one in fields_of(choice):
-        if given[one.name] is None and one.default is None:
-            error = values.missing((one.name,), hints_of(choice)[one.name])
-            error.where = values.where((key,))
-            raise error
-    return choice(**{name: value for name, value in given.items() if value is not None})

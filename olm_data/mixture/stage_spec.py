@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -17,25 +18,40 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from olm_data.config.convert import parse
 from olm_data.config.hints import Count, Reader
 from olm_data.config.path import KeyPath
-from olm_data.config.strict_yaml import MAX_BYTES, load
+from olm_data.config.strict_yaml import MAX_BYTES
 from olm_data.config.values import Values
-from olm_data.counts import MAX_COUNT
+from olm_data.counts import MAX_COUNT, MAX_SEQUENCE_LENGTH
 from olm_data.errors import InputError, UsageError, printable, quoted, suggest
 from olm_data.kinds import nearest
 from olm_data.mixture.groups import GroupError, Groups, Share, expand, leaves, sources_of
-from olm_data.mixture.manifest_values import (
-    Epochs,
-    SequenceLength,
-    Weights,
-    name_of,
-    values_of,
-    weights_of,
-)
 from olm_data.regular_files import open_regular
 
 WAYS = ("weights", "weights_file", "tokens_from", "epochs")
+
+SequenceLength = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE_LENGTH)]
+Weights = Annotated[dict[str, Annotated[Fraction, Meta(ge=0)]], Meta(min_length=1)]
+"""A share of each source or group, of any sum."""
+Epochs = Annotated[dict[str, Annotated[Fraction, Meta(gt=0)]], Meta(min_length=1)]
+"""How often the rows of each source are drawn."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def name_of(kind: str) -> Reader:
+    """Return the annotation of the name of a source, stage or group (`kind`)."""
+
+    def read(name: Any) -> str:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise UsageError(
+                f"{quoted(name)} is not a {kind} name",
+                fix="use up to 64 letters, digits, `.`, `_` and `-`, a letter or digit first",
+            )
+        return name
+
+    return Reader(read, f"a {kind} name", {"type": "string", "pattern": f"^{_NAME.pattern}$"})
 
 
 def _file_name(name: Any) -> str:
@@ -297,11 +313,11 @@ def _weights_file(
     except OSError as error:
         raise InputError(
             f"cannot read the file with the weights: {error.strerror}",
-            where=f"{printable(file)} (from {context.values.where(path)})",
+            where=f"{file} (from {context.values.where(path)})",
             fix=nearest(file, "check the path; it starts from the manifest's folder"),
         ) from None
-    content = values_of(load(raw, file))
-    weights = weights_of(content)
+    content = Values.parse(raw, file, numbers="exact", digits_only=True)
+    weights: dict[str, Fraction] = parse(Weights, content)
     _check_weights(replace(context, values=content), (), weights)
     return weights, (os.path.basename(name), hashlib.sha256(raw).hexdigest())
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olm_data.bounded_json import MalformedJson, Size, decode
-from olm_data.errors import ResourceError, ValidationError, printable
+from olm_data.errors import ResourceError, ValidationError
 from olm_data.parquet import BoundedParquet
 from olm_data.regular_files import open_regular
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder
@@ -376,6 +376,6 @@ def _malformed(path: Path, why: str) -> ValidationError:
     return ValidationError(
         "a file of the loss ledger is malformed",
         where=str(path),
-        why=printable(why)[:200],
+        why=why[:200],
         fix="restore it from a copy, or remove it: the steps in it are then missing",
     )

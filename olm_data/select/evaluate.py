@@ -35,7 +35,6 @@ from olm_data.select.where import (
     columns,
     kind_of_value,
     leaves,
-    wanted_kinds,
 )
 
 _KERNELS = {
@@ -111,7 +110,7 @@ def decide(leaf: Leaf, value: Any) -> bool | None:
     if isinstance(leaf, Flag):
         return value if isinstance(value, bool) else None
     kind = kind_of_value(value)
-    if kind not in wanted_kinds(leaf):
+    if kind not in leaf.kinds:
         return False if leaf == In(leaf.column, ()) and value is not None else None
     if isinstance(leaf, In):
         return any(kind == kind_of_value(one) and value == one for one in leaf.values)
@@ -144,7 +143,7 @@ def check_types(node: Node, schema: pa.Schema, where: str) -> None:
         InputError: names the column, its type and the condition.
     """
     for leaf in leaves(node):
-        wanted = wanted_kinds(leaf)
+        wanted = leaf.kinds
         if leaf.column not in schema.names or not wanted:
             continue
         kind = kind_of_type(schema.field(leaf.column).type)
@@ -199,7 +198,7 @@ def _of_column(leaf: Leaf, want: bool, kind: pa.DataType, column: Any, never: An
         return pc.is_null(column) if want else pc.is_valid(column)
     if isinstance(leaf, In) and not leaf.values:
         return never if want else pc.is_valid(column)
-    if kind_of_type(kind) not in wanted_kinds(leaf):
+    if kind_of_type(kind) not in leaf.kinds:
         return never
     if pa.types.is_dictionary(kind):
         kind, column = kind.value_type, column.cast(kind.value_type)

@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn
 
-from olm_data.errors import UsageError, printable
+from olm_data.config.hints import Reader
+from olm_data.errors import UsageError, printable, quoted
 
 MOST_CHARACTERS, MOST_NODES, MOST_DEPTH = 16_384, 4_096, 64
 
@@ -50,7 +51,7 @@ _FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 # a string | a column in backticks | a line break or comment outside both
 _PARTS = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|`([^`]*)`|[\r\n#]""", flags=re.DOTALL)
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
-_EXAMPLE = "--where \"score >= 3 and language in ['en', 'de']\""
+_EXAMPLE = "score >= 3 and language in ['en', 'de']"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,11 @@ class Compare:
     column: str
     op: str
     value: Literal
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of values that it can be decided for; empty for any."""
+        return frozenset({str(kind_of_value(self.value))})
 
     def __str__(self) -> str:
         return f"{_name(self.column)} {self.op} {self.value!r}"
@@ -72,6 +78,11 @@ class In:
     column: str
     values: tuple[Literal, ...]
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """As of `Compare`."""
+        return frozenset(str(kind_of_value(value)) for value in self.values)
+
     def __str__(self) -> str:
         return f"{_name(self.column)} in [{', '.join(map(repr, self.values))}]"
 
@@ -81,6 +92,7 @@ class IsNull:
     """`column is None`: never unknown."""
 
     column: str
+    kinds: ClassVar[frozenset[str]] = frozenset()
 
     def __str__(self) -> str:
         return f"{_name(self.column)} is None"
@@ -91,6 +103,7 @@ class Flag:
     """A column of booleans by itself."""
 
     column: str
+    kinds: ClassVar[frozenset[str]] = frozenset({"bool"})
 
     def __str__(self) -> str:
         return _name(self.column)
@@ -146,19 +159,6 @@ def leaves(node: Node) -> Iterator[Leaf]:
 def columns(node: Node) -> list[str]:
     """Return the names of the columns, in order of appearance."""
     return list(dict.fromkeys(leaf.column for leaf in leaves(node)))
-
-
-def wanted_kinds(leaf: Leaf) -> frozenset[str]:
-    """Return the kinds of values a condition can be decided for; empty for any."""
-    match leaf:
-        case Compare():
-            return frozenset({str(kind_of_value(leaf.value))})
-        case In():
-            return frozenset(str(kind_of_value(value)) for value in leaf.values)
-        case Flag():
-            return frozenset({"bool"})
-        case IsNull():
-            return frozenset()
 
 
 @lru_cache(maxsize=64)
@@ -314,9 +314,21 @@ def _encodable(text: str) -> bool:
 
 def _refused(text: str, why: str) -> UsageError:
     return UsageError(
-        "--where is not an expression over columns",
-        where=printable(text),
+        f"'{printable(text[:80])}' is not a condition over columns",
         why=why,
-        fix=f"compare columns with values, joined by and, or, not: {_EXAMPLE}; "
+        fix=f'compare columns with values, joined by and, or, not: "{_EXAMPLE}"; '
         "a column of an odd name stands in `backticks`",
     )
+
+
+def _read(text: Any) -> Node:
+    if not isinstance(text, str):
+        raise UsageError(
+            f"{quoted(text)} is not a condition",
+            fix=f'write one over the kept columns: "{_EXAMPLE}"',
+        )
+    return parse(text)
+
+
+Condition = Annotated[Node, Reader(_read, "a condition", {"type": "string"})]
+"""An expression of a configuration, parsed where it is read."""

@@ -1,6 +1,6 @@
 """Where text comes from: files of every format, local or remote, hub datasets, the Python library.
 
-    resolve_source(["books/*.jsonl.zst"]) | resolve_source(source="fineweb-edu") -> SourcePlan
+    SourceRequest --resolve_source--> SourcePlan
     plan_units(index, input, options, target_bytes) -> [Unit]
     read_units(inputs, units, options)              -> DocumentBatch, ...
     current_revision(input)                         -> compare with input.revision: has it changed?
@@ -10,6 +10,7 @@ Nothing outside this package knows formats.
 
 from __future__ import annotations
 
+from olm_data.dataset.choices import SourceRequest
 from olm_data.sources.base import DocumentBatch, Drop, SourcePlan
 from olm_data.sources.files import current_revision
 from olm_data.sources.readers import plan_units, read_units
@@ -19,6 +20,7 @@ __all__ = [
     "DocumentBatch",
     "Drop",
     "SourcePlan",
+    "SourceRequest",
     "current_revision",
     "plan_units",
     "read_units",

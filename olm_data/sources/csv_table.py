@@ -24,7 +24,7 @@ from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.decompress import ByteStream, buffered
 from olm_data.errors import InputError, printable
 from olm_data.select.evaluate import matches
-from olm_data.select.where import leaves, wanted_kinds
+from olm_data.select.where import leaves
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
 from olm_data.sources.columns import kinds_of, table_batches, table_schema, used_columns
 from olm_data.sources.files import open_stream, reading
@@ -236,7 +236,7 @@ def _batches(
     chosen = None
     if options.condition is not None:
         tested = {
-            leaf.column: [_as_compared(row[place[leaf.column]], wanted_kinds(leaf)) for row in rows]
+            leaf.column: [_as_compared(row[place[leaf.column]], leaf.kinds) for row in rows]
             for leaf in leaves(options.condition)
             if leaf.column in place
         }

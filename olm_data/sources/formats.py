@@ -14,7 +14,7 @@ import msgspec
 
 from olm_data import plugins
 from olm_data.dataset.inputs import InputFile, PositionKind, Unit
-from olm_data.errors import InputError, printable
+from olm_data.errors import InputError
 
 GROUP = "olm_data.formats"
 
@@ -91,7 +91,7 @@ def describe(url: str, size: int, revision: str) -> InputFile:
     if kind is None:
         raise InputError(
             "the file's name tells no format that can be read",
-            where=printable(url),
+            where=url,
             fix=f"convert it, or name it by what it is: {KNOWN}",
         )
     position = "line" if kind == "jsonl" and codec_of(url) else _POSITIONS.get(kind, "row")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from olm_data.dataset.inputs import InputFile
-from olm_data.errors import InputError, UsageError, printable
+from olm_data.errors import InputError, UsageError
 from olm_data.select.digests import document_digests
 from olm_data.select.selection import IdSet
 from olm_data.sources.buffers import joined
@@ -27,12 +27,12 @@ def read_ids(argument: str) -> IdSet:
     if len(files) != 1 or files[0].format != "txt":
         raise UsageError(
             "the ids must be in one text file, one per line",
-            where=f"--exclude-ids {printable(argument)}",
+            where=f"--exclude-ids {argument}",
             fix="name a .txt, .txt.gz or .txt.zst file",
         )
     ids = IdSet.of(_digests(files[0]))
     if not len(ids):
-        raise InputError("the file holds no id", where=f"--exclude-ids {printable(argument)}")
+        raise InputError("the file holds no id", where=f"--exclude-ids {argument}")
     return ids
 
 

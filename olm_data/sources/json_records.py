@@ -26,7 +26,7 @@ from olm_data.dataset.inputs import InputFile, KeepType, ReadOptions
 from olm_data.decoding import decoder
 from olm_data.errors import InputError, printable, suggest
 from olm_data.select.evaluate import matches, mismatch
-from olm_data.select.where import columns, kind_of_value, leaves, wanted_kinds
+from olm_data.select.where import columns, kind_of_value, leaves
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Drop, Scan
 from olm_data.sources.buffers import from_buffers, joined
 from olm_data.sources.columns import used_columns
@@ -324,7 +324,7 @@ def field_kinds(head: Sequence[bytes], input: InputFile, options: ReadOptions) -
     seen = require_text(head, input, options)
     for leaf in () if options.condition is None else leaves(options.condition):
         kinds = seen[leaf.column].kinds if leaf.column in seen else set()
-        if kinds and wanted_kinds(leaf) and not kinds & wanted_kinds(leaf):
+        if kinds and leaf.kinds and not kinds & leaf.kinds:
             held = " and ".join(sorted(f"{kind}s" for kind in kinds))
             raise mismatch(leaf, f"{held} at the start of the file", input.path)
     return {name: found.kept for name, found in seen.items()}

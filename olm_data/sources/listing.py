@@ -95,7 +95,7 @@ def list_files(arguments: Sequence[str]) -> Listing:
     seen: set[str] = set()
     for file in found:
         if file.url in seen:
-            raise InputError("the same file is named twice", where=printable(file.url))
+            raise InputError("the same file is named twice", where=file.url)
         seen.add(file.url)
     files = _named_from_common_root(_with_arrays(found))
     passed += [SkippedFile(file.path, "empty") for file in files if file.bytes == 0]
@@ -132,16 +132,16 @@ def _missing(argument: str, path: str) -> OlmError:
             f"it leads to {printable(os.readlink(path))}",
             "correct the link, or name the file itself",
         )
-        return InputError("this link leads nowhere", where=printable(argument), why=why, fix=fix)
+        return InputError("this link leads nowhere", where=argument, why=why, fix=fix)
     if argument.startswith("hf:"):
         return UsageError(
             "a dataset of the hub is a source, not an input file",
-            where=printable(argument),
+            where=argument,
             fix=f"--source {printable(argument)}",
         )
     return InputError(
         "there is no such file or folder",
-        where=printable(argument),
+        where=argument,
         fix=nearest(path, "check the path"),
     )
 
@@ -162,7 +162,7 @@ def _local_pattern(pattern: str) -> _Found:
             passed.append(SkippedFile(name, "special"))
     chosen = _with_known_names(names, passed, pattern) if names else []
     if not chosen:
-        raise InputError("no file matches", where=printable(pattern), fix="check the pattern")
+        raise InputError("no file matches", where=pattern, fix="check the pattern")
     return _Found(chosen, [replace(item, path=_shown(item.path)) for item in passed])
 
 
@@ -181,7 +181,7 @@ def _local_folder(path: str) -> _Found:
         splits = sorted(n for n in os.listdir(path) if os.path.isdir(os.path.join(path, n)))
         raise InputError(
             "the folder holds several splits of a dataset",
-            where=printable(path),
+            where=path,
             fix=f"name one: {', '.join(os.path.join(path, name) for name in splits)}",
         )
     names, passed = _walk(path)
@@ -205,9 +205,7 @@ def _saved_dataset(path: str) -> list[str]:
             item["filename"] for item in decode(read_regular(state, MAX_CONFIG))["_data_files"]
         ]
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            "state.json of the dataset folder is damaged", where=printable(str(state))
-        ) from error
+        raise InputError("state.json of the dataset folder is damaged", where=str(state)) from error
     return [os.path.abspath(os.path.join(path, os.path.basename(name))) for name in names]
 
 
@@ -221,7 +219,7 @@ def _walk(path: str) -> tuple[list[str], list[SkippedFile]]:
     def refuse(error: OSError) -> None:
         raise InputError(
             "a folder among the inputs cannot be read",
-            where=printable(str(error.filename)),
+            where=str(error.filename),
             why=error.strerror,
             fix="change its permissions, or name the files to read",
         ) from error
@@ -277,7 +275,7 @@ def _data_files(names: list[str], passed: list[SkippedFile], where: str) -> list
     if not chosen:
         raise InputError(
             "the folder holds no file of a known format",
-            where=printable(where),
+            where=where,
             fix=f"known: {KNOWN}",
         )
     return sorted(chosen)
@@ -306,16 +304,14 @@ def _local_file(name: str) -> InputFile:
     if _is_special(url):
         raise InputError(
             "this is a pipe, a socket or a device, not a file",
-            where=printable(name),
+            where=name,
             why="it can be read once only, so an interrupted run could not go on",
             fix="name a file, or pipe it: olm-data tokenize - --format jsonl < PIPE",
         )
     try:
         return describe(url, os.path.getsize(url), local_revision(url))
     except OSError as error:
-        raise InputError(
-            "the file cannot be read", where=printable(name), why=str(error)
-        ) from error
+        raise InputError("the file cannot be read", where=name, why=str(error)) from error
 
 
 def _remote_files(argument: str) -> Listing:
@@ -339,7 +335,7 @@ def _remote_files(argument: str) -> Listing:
     if not chosen:
         raise InputError(
             "there is no such file",
-            where=printable(argument),
+            where=argument,
             why="nothing there matches" if glob.has_magic(argument) else None,
             fix="check the address; a folder's files of text are read, and those a pattern matches",
         )

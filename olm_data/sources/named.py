@@ -117,7 +117,7 @@ def find(name: str) -> NamedSource:
     if name not in CATALOGUE and (os.path.exists(name) or name.startswith((".", "/", "~"))):
         raise UsageError(
             "--source takes the name of a known corpus, and this is a local path",
-            where=f"--source {printable(name)}",
+            where=f"--source {name}",
             fix=f"name files and folders without --source: {printable(name)}",
         )
     if name not in CATALOGUE:
@@ -150,7 +150,7 @@ def subset_glob(name: str, subset: str | None) -> tuple[str, str]:
             return subset, pattern.replace("{}", glob.escape(subset))
     raise UsageError(
         f"the source {name} has no subset {subset!r}",
-        where=f"--subset {printable(subset)}",
+        where=f"--subset {subset}",
         why=f"its subsets are: {', '.join(source.subsets)}",
         fix=suggest(subset, source.subsets),
     )
@@ -179,7 +179,7 @@ def list_inputs(name: str, subset: str | None, root: str | None) -> tuple[str, L
         return subset, list_files([f"hf://datasets/{source.repository}/{pattern}"])
     root = root.rstrip("/")
     if "://" not in root and not os.path.isdir(root):
-        raise InputError("there is no such folder", where=f"--root {printable(root)}")
+        raise InputError("there is no such folder", where=f"--root {root}")
     base = root if "://" in root else os.path.abspath(root)
     escaped = base if "://" in base else glob.escape(base)
     listing = list_files([f"{escaped}/{pattern}"])

@@ -17,8 +17,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import pyarrow as pa
 
-from olm_data.config.convert import parse
-from olm_data.config.hints import fields_of
+from olm_data.config.convert import fields_of, parse
 from olm_data.config.import_path import is_import_path, load_class
 from olm_data.config.values import Values
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit

@@ -64,9 +64,9 @@ def refuse_passed(passed: Iterable[SkippedFile]) -> None:
     if counted:
         total = sum(item.count for item in counted.values())
         raise InputError(
-            f"{total:,} file{'s' * (total != 1)} among the inputs would not be read",
+            f"{total:,} file{'s' * (total != 1)} among the inputs would not be read:\n    "
+            + "\n    ".join(passed_lines(counted)),
             where="--strict-inputs",
-            why="\n    " + "\n    ".join(passed_lines(counted)),
             fix="name the files to read one by one or by a pattern, or leave out --strict-inputs",
         )
 

@@ -14,7 +14,7 @@ import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from olm_data.errors import InputError, printable
+from olm_data.errors import InputError
 from olm_data.storage.bucket import open_bucket
 from olm_data.storage.file_part import Seekable
 from olm_data.storage.objects import Object, RemoteFailure
@@ -134,7 +134,7 @@ class RemoteFile(Seekable):
                 raise
             raise InputError(
                 "an input changed while it was being read",
-                where=printable(self._path),
+                where=self._path,
                 why="its shard would mix two versions of the file",
                 fix="once the file no longer changes, delete the output and run the command again",
             ) from error

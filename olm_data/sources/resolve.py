@@ -16,11 +16,11 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-from olm_data.dataset.choices import OnInvalid, OnUnknown
+from olm_data.dataset.choices import SourceRequest
 from olm_data.dataset.docs import docs_schema
 from olm_data.dataset.inputs import KEEP_TYPES, InputFile, KeepType, ReadOptions
 from olm_data.errors import InputError, StorageError, UsageError, printable, suggest
-from olm_data.select.where import columns, parse
+from olm_data.select.where import columns
 from olm_data.sources import hub, named, own, pylib
 from olm_data.sources.base import ColumnKinds, SourcePlan
 from olm_data.sources.listing import Listing, list_files
@@ -33,73 +33,36 @@ HEADS = 16
 """Files, about, whose beginning decides the types of the kept columns."""
 
 
-def resolve_source(
-    inputs: Sequence[str] = (),
-    *,
-    source: str | None = None,
-    subset: str | None = None,
-    root: str | None = None,
-    split: str | None = None,
-    text_column: str | None = None,
-    id_column: str | None = None,
-    keep: Sequence[str] | None = None,
-    separator: str | None = None,
-    delimiter: str | None = None,
-    where: str | None = None,
-    on_invalid: OnInvalid = "skip",
-    on_unknown: OnUnknown = "keep",
-) -> SourcePlan:
+def resolve_source(request: SourceRequest) -> SourcePlan:
     """Find the inputs and how to read them.
 
-    Args:
-        inputs: paths, globs, folders, `s3://` and `hf://` URLs; empty with `source`.
-        source: a name of the catalogue, `pylib`, `hf:ORG/NAME[:CONFIG]`, or a class of one's own,
-            by its import path or the entry point of a package: it is imported.
-        subset, root: for named sources and `pylib`; of one's own, where it has such fields.
-        split: for `hf:`; "train" by default. Of one's own as well.
-        text_column: None for the source's own, else "text".
-        id_column: None for the source's own, else "id" where there is one; "none" for no ids.
-        keep: columns to keep, each with a type or without: `score`, `score:double`; None for the
-            source's own.
-        separator, delimiter: for text files and CSV files; see `ReadOptions`.
-        where: the condition a record must meet; see `where.py`.
-        on_invalid, on_unknown: see `ReadOptions`.
-
     Raises:
-        UsageError: arguments that do not go together, or an unknown name.
+        UsageError: fields that do not go together, or an unknown name.
         InputError: no such file, or no such column.
         StorageError: remote storage fails.
     """
-    if bool(inputs) == bool(source):
+    source = request.source
+    if bool(request.inputs) == bool(source):
         raise UsageError(
-            "name either input files or a source" + (", not both" if inputs else ""),
+            "name either input files or a source" + (", not both" if source else ""),
             fix="olm-data tokenize INPUT... or olm-data tokenize --source NAME",
         )
     path = _own_path(source)
     hf = source is not None and source.startswith("hf:")
     allowed = {
-        "--subset": (subset, source is not None and not hf),
-        "--root": (root, source is not None and source != "pylib" and not hf),
-        "--split": (split, hf or path is not None),
+        "subset": source is not None and not hf,
+        "root": source is not None and source != "pylib" and not hf,
+        "split": hf or path is not None,
     }
-    for option, (value, fits) in allowed.items():
+    for name, fits in allowed.items():
+        value = getattr(request, name)
         if value is not None and not fits:
-            raise UsageError(f"{option} has no meaning here", where=f"{option} {value}")
-    found = _find(inputs, source, path, subset=subset, root=root, split=split)
-    files = found.listing.files
-    read = _options(
-        found,
-        text_column=text_column or found.text,
-        id_column=id_column,
-        keep=keep,
-        separator=separator,
-        delimiter=_delimiter(delimiter, files),
-        where=where,
-    )
+            raise UsageError(f"--{name} has no meaning here", where=f"--{name} {value}")
+    found = _find(request, path)
     return SourcePlan(
         name=found.name,
-        inputs=files,
-        options=msgspec.structs.replace(read, on_invalid=on_invalid, on_unknown=on_unknown),
+        inputs=found.listing.files,
+        options=_options(found, request),
         passed=found.listing.passed,
     )
 
@@ -114,24 +77,17 @@ class _Found(NamedTuple):
     keep: Sequence[str] = ()
 
 
-def _find(
-    inputs: Sequence[str],
-    source: str | None,
-    own_path: str | None,
-    *,
-    subset: str | None,
-    root: str | None,
-    split: str | None,
-) -> _Found:
-    """Return the files of a source; arguments as in `resolve_source`.
+def _find(request: SourceRequest, own_path: str | None) -> _Found:
+    """Return the files of a source.
 
     Args:
         own_path: import path of a source of one's own.
     """
+    inputs, source, subset, root = request.inputs, request.source, request.subset, request.root
     if source is None:
         return _Found(list_files(inputs), _name_of(inputs))
     if own_path is not None:
-        options = {"subset": subset, "root": root, "split": split}
+        options = {"subset": subset, "root": root, "split": request.split}
         given = {name: value for name, value in options.items() if value is not None}
         listing = Listing(own.list_inputs(own_path, given))
         return _Found(listing, _fit_name(f"{source}-{subset}" if subset else source))
@@ -139,7 +95,7 @@ def _find(
         subset = subset or pylib.SUBSETS[0]
         return _Found(pylib.list_inputs(subset), f"pylib-{subset}")
     if source.startswith("hf:"):
-        dataset, split = _hub_dataset(source), split or "train"
+        dataset, split = _hub_dataset(source), request.split or "train"
         with _local_of_that_name(dataset.partition(":")[0]):
             return _Found(Listing(hub.list_inputs(dataset, split)), _fit_name(f"{dataset}-{split}"))
     entry = named.find(source)
@@ -193,35 +149,33 @@ def _hub_dataset(source: str) -> str:
     )
 
 
-def _options(
-    found: _Found,
-    *,
-    text_column: str,
-    id_column: str | None,
-    keep: Sequence[str] | None,
-    separator: str | None,
-    delimiter: str | None,
-    where: str | None,
-) -> ReadOptions:
-    files = found.listing.files
+def _options(found: _Found, request: SourceRequest) -> ReadOptions:
+    files, separator, where = found.listing.files, request.separator, request.where
+    text_column, id_column = request.text_column or found.text, request.id_column
+    options = ReadOptions(
+        text_column=text_column,
+        separator=separator,
+        delimiter=_delimiter(request.delimiter, files),
+        where=None if where is None else str(where),
+        on_invalid=request.on_invalid,
+        on_unknown=request.on_unknown,
+    )
     if separator is not None and (not separator or all(f.format != "txt" for f in files)):
         raise UsageError(
             "a separator is for text files and is not empty", where=f"--separator {separator!r}"
         )
     table = next((file for file in files if file.format != "txt"), None)
     if table is None:
-        if keep or id_column not in (None, "none") or where is not None:
+        if request.keep or id_column not in (None, "none") or where is not None:
             raise UsageError(
                 "text files have no columns",
                 where="--keep, --id-column, --where",
                 fix="leave them out",
             )
-        return ReadOptions(text_column=text_column, separator=separator)
-    condition = None if where is None else str(parse(where))
-    options = ReadOptions(text_column=text_column, delimiter=delimiter, where=condition)
+        return options
     kinds = _kinds(files, options)
-    if options.condition is not None:
-        for name in columns(options.condition):
+    if where is not None:
+        for name in columns(where):
             _require(name, kinds, "--where", table)
         if any(file.format == "txt" for file in files):
             raise UsageError(
@@ -234,17 +188,15 @@ def _options(
         id_column = None
     else:
         _require(id_column, kinds, "--id-column", table)
+    keep = request.keep
     if keep is None:
-        keep = [name for name in found.keep if name in kinds]
+        keep = tuple(name for name in found.keep if name in kinds)
     kept = _kept(keep, kinds, text_column, table)
     _refuse_unreadable_names((text_column, id_column, *kept), table)
-    return ReadOptions(
-        text_column=text_column,
+    return msgspec.structs.replace(
+        options,
         id_column=id_column,
         keep=tuple((name, cast(KeepType, kind)) for name, kind in kept.items()),
-        separator=separator,
-        delimiter=delimiter,
-        where=condition,
     )
 
 
@@ -278,7 +230,7 @@ def _refuse_unreadable_names(columns: Iterable[str | None], table: InputFile) ->
         if column is not None and not is_column_name(column):
             raise InputError(
                 "the name of a column holds control characters, or is too long",
-                where=f"{printable(column[:80])!r}, {table.path}",
+                where=f"{column[:80]!r}, {table.path}",
                 why="it would stand in the dataset, and act wherever it is shown",
                 fix="rename the column, or leave it out of --keep",
             )
@@ -325,7 +277,7 @@ def _delimiter(delimiter: str | None, files: Sequence[InputFile]) -> str | None:
     if len(character) != 1 or character in '"\r\n' or not any(f.format == "csv" for f in files):
         raise UsageError(
             "a delimiter is one character, for CSV files",
-            where=f"--delimiter {printable(repr(delimiter))}",
+            where=f"--delimiter {delimiter!r}",
             fix="--delimiter ';'",
         )
     return character
@@ -336,7 +288,7 @@ def _require(name: str, kinds: dict[str, str], option: str, table: InputFile) ->
         known = [printable(column) for column in list(kinds)[:40]]
         raise InputError(
             f"there is no column {name!r}",
-            where=f"{option} {printable(name)}, {table.path}",
+            where=f"{option} {name}, {table.path}",
             why=f"its columns are: {', '.join(known)}",
             fix=suggest(name, known),
         )

@@ -176,6 +176,18 @@ class Bucket:
                 break
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def pieces(self, key: str, size: int, start: int = 0) -> Iterator[bytes]:
+        """Yield the bytes of one version of an object from `start` on in pieces of `size`.
+
+        Raises:
+            FileNotFoundError: no such object.
+        """
+        known = self.head(key)
+        if known is None:
+            raise FileNotFoundError(self.url(key))
+        for place in range(start, known.size, size):
+            yield self.get(key, place, min(known.size, place + size), etag=known.etag)
+
     def piece(self, key: str, start: int, stop: int, *, etag: str | None = None) -> GetResult:
         """Return bytes [start, stop) of an object by one answer, as `get`: with their version.
 

@@ -218,14 +218,3 @@ def fsync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def sizes_in_folder(folder: str, prefix: str) -> dict[str, int]:
-    """Return the sizes of the files right in a folder whose names start with `prefix`."""
-    found = {}
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith(prefix) and entry.is_file():
-                with contextlib.suppress(FileNotFoundError):  # gone since it was listed
-                    found[entry.name] = entry.stat().st_size
-    return found

@@ -61,7 +61,7 @@ def refuse_escape(name: str) -> None:
     if name and (bad or {"", ".", ".."} & set(parts)):
         raise ValidationError(
             "a name leads out of its folder",
-            where=printable(name[:MAX_NAME]),
+            where=name[:MAX_NAME],
             why="a manifest or plan that names files elsewhere was not written by olm-data",
             fix="do not use this dataset; restore it from a copy",
         )

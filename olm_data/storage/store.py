@@ -3,8 +3,8 @@
 A name becomes visible only when all its bytes are durable; there is no open-for-write handle,
 because fsspec publishes a partial object when the body of `with fs.open(url, "wb")` raises.
 
-    local:   temporary file -> fsync(file) -> rename | link -> fsync(directory)
-    remote:  local file -> upload -> size and checksum of what arrived -> done
+    name -> checked once, by `key` -> Folder: regular files, no link out, durable writes
+                                   -> Bucket: what arrived is what was sent
 
 Never: list a directory to find data (manifests and plans name everything; a listing tells only
 which of these names are there), hold state between calls.
@@ -17,29 +17,16 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from olm_data.errors import ConflictError
-from olm_data.regular_files import (
-    MAX_WHOLE,
-    open_regular,
-    read_regular,
-    refuse_link_out,
-    refuse_special,
-    refuse_unreadable,
-)
-from olm_data.storage.bucket import open_bucket
-from olm_data.storage.disk import (
-    fsync_directory,
-    io_errors,
-    make_folder,
-    sizes_in_folder,
-    write_durable,
-)
+from olm_data.regular_files import MAX_WHOLE, refuse_unreadable
+from olm_data.storage.bucket import Bucket, open_bucket
+from olm_data.storage.disk import io_errors
+from olm_data.storage.folder import Folder
 from olm_data.storage.names import refuse_escape, refuse_no_place
 from olm_data.storage.scratch import scratch
 from olm_data.storage.upload import upload
@@ -105,8 +92,13 @@ class Store:
         self._like = partial(
             Store, single_writer=single_writer, staging_prefix=staging_prefix, within=self._within
         )
+        self._files: Bucket | Folder
         if self.remote:
             self.bucket, self._prefix = open_bucket(text)
+            self._files = self.bucket
+        else:
+            self._files = self._folder = Folder(self.root, self._within, staging_prefix)
+            self._prefix = ""
 
     def __reduce__(self) -> tuple[Callable[[str], Store], tuple[str]]:
         return self._like, (self.root,)
@@ -124,7 +116,11 @@ class Store:
         return f"{self.root}/{name}"
 
     def key(self, name: str) -> str:
-        """Return the key of `name` in the bucket of a remote store."""
+        """Return the key of `name` in the bucket of a remote store, the name itself in a folder.
+
+        Raises:
+            ValidationError: the name leads out of this folder.
+        """
         refuse_escape(name)
         return f"{self._prefix}/{name}" if self._prefix else name
 
@@ -139,9 +135,7 @@ class Store:
             FileNotFoundError: there is no such file.
             ValidationError: it is no regular file, or a link out of the folder.
         """
-        assert not self.remote
-        with io_errors(self.url(name)):
-            return open_regular(self.url(name), within=self._within)
+        return self._folder.open(self.key(name))
 
     def read(
         self, name: str, start: int = 0, stop: int | None = None, *, limit: int = MAX_WHOLE
@@ -156,16 +150,7 @@ class Store:
             ValidationError: it is no regular file, a link out of the folder, or too large.
         """
         _log.debug("read %s", self.url(name))
-        if self.remote:
-            most = limit if stop is None else None
-            return self.bucket.get(self.key(name), start, stop, most=most)
-        with io_errors(self.url(name)):
-            if stop is None:
-                return read_regular(self.url(name), limit, within=self._within)[start:]
-            with self.open(name) as file:
-                file.seek(start)
-                there = os.fstat(file.fileno()).st_size  # for a buffer no larger than the file
-                return file.read(max(0, min(stop, there) - start))
+        return self._files.get(self.key(name), start, stop, most=limit if stop is None else None)
 
     def pieces(self, name: str, size: int, start: int = 0) -> Iterator[bytes]:
         """Yield the bytes of `name` from `start` on in pieces of `size`.
@@ -174,18 +159,7 @@ class Store:
             FileNotFoundError: there is no such file.
             ValidationError: it is no regular file, or a link out of the folder.
         """
-        if self.remote:
-            known = self.bucket.head(self.key(name))
-            if known is None:
-                raise FileNotFoundError(self.url(name))
-            for place in range(start, known.size, size):
-                stop = min(known.size, place + size)
-                yield self.bucket.get(self.key(name), place, stop, etag=known.etag)
-            return
-        with io_errors(self.url(name)), self.open(name) as file:
-            file.seek(start)
-            while piece := file.read(size):
-                yield piece
+        return self._files.pieces(self.key(name), size, start)
 
     def sha256(self, name: str) -> str:
         """Return the sha256 of `name`, read a piece at a time.
@@ -198,31 +172,14 @@ class Store:
             seen.update(piece)
         return seen.hexdigest()
 
-    def refuse_links(self, *names: str) -> None:
-        """Refuse local files that are links to places outside this folder.
-
-        Raises:
-            ValidationError: one is.
-        """
-        for name in () if self.remote else names:
-            refuse_link_out(self.url(name), self._within)
-
     def size(self, name: str) -> int | None:
         """Return the size of `name` in bytes, or None when it does not exist.
 
         Raises:
-            ValidationError: it is no regular file.
+            ValidationError: it is no regular file, or a link out of the folder.
         """
-        if self.remote:
-            found = self.bucket.head(self.key(name))
-            return found and found.size
-        with io_errors(self.url(name)):
-            try:
-                there = os.stat(self.url(name))
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-            refuse_special(there.st_mode, self.url(name))
-            return there.st_size
+        found = self._files.head(self.key(name))
+        return found and found.size
 
     def exists(self, name: str) -> bool:
         """Whether `name` exists."""
@@ -230,33 +187,19 @@ class Store:
 
     def entries(self, folder: str = "") -> list[Entry]:
         """Return what is below a sub-folder (all of it by default), by name; names from here."""
-        if self.remote:
-            prefix = self.key(f"{folder}/" if folder else "")
-            cut = len(self.key(""))
-            found = self.bucket.list(prefix)
-            return [Entry(o.key[cut:], o.size, o.modified.timestamp()) for o in found]
-        entries = []
-        with io_errors(self.url(folder)):
-            for place, _, names in os.walk(self.url(folder) if folder else self.root):
-                for name in names:
-                    path = Path(place, name)
-                    with contextlib.suppress(FileNotFoundError):  # gone since it was listed
-                        stat = path.lstat()
-                        relative = str(path.relative_to(self.root))
-                        entries.append(Entry(relative, stat.st_size, stat.st_mtime))
-        return sorted(entries)
+        found, cut = self._files.list(self.key(f"{folder}/" if folder else "")), len(self.key(""))
+        return sorted(Entry(o.key[cut:], o.size, o.modified.timestamp()) for o in found)
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         """Return the sizes of the files right in this folder whose names start with `prefix`.
 
         A remote store is asked once for each 1,000 files below the prefix, sub-folders included.
         """
-        if self.remote:
-            cut = len(self.key(""))
-            found = {o.key[cut:]: o.size for o in self.bucket.list(self.key(prefix))}
-            return {name: size for name, size in found.items() if "/" not in name}
-        with io_errors(self.root):
-            return sizes_in_folder(self.root, prefix)
+        if not self.remote:
+            return self._folder.sizes(prefix)
+        cut = len(self.key(""))
+        found = {o.key[cut:]: o.size for o in self.bucket.list(self.key(prefix))}
+        return {name: size for name, size in found.items() if "/" not in name}
 
     def clear(self) -> None:
         """Remove this folder and all in it, if it is there."""
@@ -268,11 +211,7 @@ class Store:
 
     def delete(self, name: str) -> None:
         """Delete `name`; what is not there is no error."""
-        if self.remote:
-            self.bucket.delete(self.key(name))
-            return
-        with io_errors(self.url(name), writing=True), contextlib.suppress(FileNotFoundError):
-            os.unlink(self.url(name))
+        self._files.delete(self.key(name))
 
     def put(self, name: str, data: bytes, *, limit: int = MAX_WHOLE) -> None:
         """Write `name` whole and durable, replacing what was there.
@@ -285,12 +224,7 @@ class Store:
         """
         refuse_unreadable(len(data), limit, self.url(name))
         _log.debug("write %s, %s bytes", self.url(name), f"{len(data):,}")
-        if self.remote:
-            self.bucket.put(self.key(name), data)
-            return
-        with io_errors(self.url(name), writing=True), self.staging() as staging:
-            write_durable(staging / "put", data)
-            self.publish(name, staging / "put", hashlib.sha256(data).hexdigest())
+        self._files.put(self.key(name), data)
 
     def create(self, name: str, data: bytes, *, limit: int = MAX_WHOLE) -> None:
         """Write `name` whole and durable, only if it does not exist yet. Args: as of `put`.
@@ -303,13 +237,8 @@ class Store:
         refuse_unreadable(len(data), limit, url)
         _log.debug("create %s, %s bytes", url, f"{len(data):,}")
         try:
-            if not self.remote:
-                with io_errors(url, writing=True), self.staging() as staging:
-                    write_durable(staging / "create", data)
-                    os.link(staging / "create", url)
-                    fsync_directory(Path(self.root))
-            elif not self.single_writer:
-                self.bucket.put(self.key(name), data, create=True)
+            if not (self.remote and self.single_writer):
+                self._files.put(self.key(name), data, create=True)
             elif self.exists(name):
                 raise FileExistsError(url)
             else:
@@ -355,30 +284,14 @@ class Store:
         if self.remote:
             with io_errors(str(path)):
                 upload(self.bucket, self.key(name), path, sha256)
-            return
-        url = self.url(name)
-        with io_errors(url, writing=True):
-            folder = os.path.dirname(url)
-            if not os.path.isdir(folder):  # the first file of a sub-folder
-                make_folder(folder)
-                fsync_directory(Path(folder).parent)
-            os.replace(path, url)
-            fsync_directory(Path(folder))
+        else:
+            self._folder.publish(self.key(name), path)
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
         """Yield a local folder for unfinished files; it is removed at the end, whatever happens."""
-        if self.remote:
-            with scratch() as folder:
-                yield folder
-            return
-        with io_errors(self.root, writing=True):
-            make_folder(self.root)
-            folder = Path(tempfile.mkdtemp(prefix=self.staging_prefix, dir=self.root))
-        try:
+        with scratch() if self.remote else self._folder.staging() as folder:
             yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def clear_staging(self, prefix: str | None = None) -> None:
         """Remove local staging folders with a prefix, by default this store's."""

@@ -26,7 +26,7 @@ from olm_data.dataset.manifest import InputInfo, Manifest, read_manifest
 from olm_data.dataset.options import Options
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo, own_tokenizer
-from olm_data.errors import InputError, ValidationError, printable
+from olm_data.errors import InputError, ValidationError
 from olm_data.sources.base import SourcePlan
 from olm_data.storage.store import Store
 from olm_data.tokenization.recipe import Recipe
@@ -128,7 +128,7 @@ class BaseDataset:
             text_column=text_column,
             id_column=id_column,
             keep=tuple(f"{name}:{kind}" for name, kind in options.keep),
-            where=options.where,
+            where=options.condition,
             sample=None if options.sample is None else Fraction(options.sample),
             seed=options.seed if seeded else None,
             dedup=options.dedup,
@@ -229,7 +229,7 @@ def already_there(new: str, known: str, *, finished: bool = False) -> InputError
     kept = " (the finished shards are kept, so this takes seconds)" if finished else ""
     return InputError(
         f"{same} in the dataset already",
-        where=printable(new if new == known else f"{new}, there as {known}"),
+        where=new if new == known else f"{new}, there as {known}",
         why="its documents would be in the dataset twice",
         fix=f"leave it out; or add it all the same: --allow-duplicates{kept}",
     )

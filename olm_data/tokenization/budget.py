@@ -82,8 +82,8 @@ def check_budget(
     if not budget.allows(bad, records):
         raise InputError(
             f"{bad:,} of {records:,} records are bad, more than --max-bad {budget} allows: "
-            + ", ".join(f"{reason} {n:,}" for reason, n in sorted(reasons.items())),
-            where=first_places(plan, bad_records(accounts)),
+            + ", ".join(f"{reason} {n:,}" for reason, n in sorted(reasons.items()))
+            + first_places(plan, bad_records(accounts)),
             why="a source with many bad records is usually read in a wrong way",
             fix=f"see them all in {output}/{FOLDER}; {_mend(reasons)}, or accept the loss: "
             f"--max-bad {bad} (the finished shards are kept, so this takes seconds)",
@@ -200,8 +200,7 @@ class BudgetWatch:
             return
         raise InputError(
             f"{bad:,} of the first {records:,} records are bad, more than --max-bad "
-            f"{self._budget} allows: stopped early",
-            where=first_places(self._plan, self._found(counts)),
+            f"{self._budget} allows: stopped early{first_places(self._plan, self._found(counts))}",
             why="a source with many bad records is usually read in a wrong way",
             fix="fix the input, or run it again with a larger --max-bad: "
             "the finished shards are kept",
@@ -243,10 +242,9 @@ def bad_records(accounts: Iterable[InputAccount]) -> Iterator[tuple[int, BadReco
 
 
 def first_places(plan: Plan, records: Iterable[tuple[int, BadRecord]]) -> str:
-    """Return the first ten places of bad records, a line each, for the `where` of an error."""
+    """Return the first ten places of bad records, a line each, for the end of an error's words."""
     places = []
     for index, bad in islice(records, SHOWN):
         input, said = plan.inputs[index], f" ({bad.detail})" if bad.detail else ""
         places.append(f"{input.path}: {input.position} {bad.position}: {bad.reason}{said}")
-    shown = "\n    ".join(map(printable, places))
-    return f"the first of them:\n    {shown}"
+    return "; the first of them:\n    " + "\n    ".join(map(printable, places))

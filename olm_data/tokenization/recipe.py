@@ -21,10 +21,10 @@ import msgspec
 from msgspec import Meta
 
 from olm_data.config.convert import parse
-from olm_data.config.hints import Count, Reader
+from olm_data.config.hints import Count, Needs, Reader
 from olm_data.config.values import Values
 from olm_data.counts import parse_share
-from olm_data.dataset.choices import Container, OnInvalid, OnUnknown, SpecialPolicy
+from olm_data.dataset.choices import Container, SourceRequest, SpecialPolicy
 from olm_data.errors import UsageError
 from olm_data.kinds import kind_of
 from olm_data.storage.options import Options, use_options
@@ -85,24 +85,12 @@ OfStorage = Annotated[Options, Reader(_options, "a mapping", {"type": "object"})
 Budget = Annotated[str, Reader(_budget, "a share or a count", {"type": ["integer", "string"]})]
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Recipe(SourceRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to tokenise, and how.
 
     Attributes:
-        inputs: Files, folders, patterns or URLs; - is standard input.
-        format: Of standard input (-): jsonl, txt, ...  [default: jsonl]
-        source: A named dataset, hf:ORG/NAME[:CONFIG], pylib, or module:Class.
-        subset: Which part of a named dataset.
-        root: A local mirror of a named dataset, with the same layout.
-        split: Split of an hf: dataset.  [default: train]
         tokenizer: tokenizer.json, a folder with one, or a hub id.
         output: Folder or s3://bucket/prefix of the dataset.
-        text_column: Column or JSON field of the text.  [default: text]
-        id_column: Column or field of the document's id.  [default: id, if any]
-        keep: More columns to keep beside each document: a,b.
-        separator: Cut .txt files: "blank-lines", or the string between documents.
-        delimiter: Separator of the fields in CSV files.  [default: , or tab by name]
-        where: Take only records that match: "score >= 3 and language == 'en'".
         exclude_ids: Leave out the records whose ids are in this file.
         sample: Draw this share of the documents, by their text: 1%.
         seed: Seed of the sample and the shuffle.  [default: 0]
@@ -111,8 +99,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         eos: Token after each document, or none.
         bos: Token before each document.
         special: Text that spells a special token: ordinary text, the token itself, or an error.
-        on_invalid: Text that is not UTF-8: into the quarantine, mended with U+FFFD, or an error.
-        on_unknown: Text with what the tokenizer does not know: with unknown tokens, or left out.
         holdout: Share of documents held out.
         shard_tokens: Approximate tokens per shard: 100M.  [default: to fit the inputs]
         container: Tokens with a NumPy header, or without: for other programs.
@@ -131,27 +117,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             differ. Recorded nowhere.
     """
 
-    # what is read, and what of it
-    inputs: tuple[str, ...] = ()
-    format: str | None = None
-    source: str | None = None
-    subset: str | None = None
-    root: str | None = None
-    split: str | None = None
-    text_column: str | None = None
-    id_column: str | None = None
-    keep: tuple[str, ...] | None = None
-    separator: str | None = None
-    delimiter: str | None = None
     # which records become documents
-    where: str | None = None
     exclude_ids: str | None = None
     sample: Sample | None = None
-    seed: int | None = None
+    seed: Annotated[int | None, Needs("sample", "shuffle_documents")] = None
     limit: Count | None = None
     dedup: Literal["exact"] | None = None
-    on_invalid: OnInvalid = "skip"
-    on_unknown: OnUnknown = "keep"
     # how they become tokens
     tokenizer: str | None = None
     eos: str = "auto"
@@ -171,15 +142,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     single_writer: bool = False
     runner: Literal["local", "slurm", "ray"] = "local"
     workers: Annotated[int, Meta(ge=1)] | None = None
-    slurm: tuple[str, ...] = ()
-    ray_address: str | None = None
+    slurm: Annotated[tuple[str, ...], Needs("runner", value="slurm")] = ()
+    ray_address: Annotated[str | None, Needs("runner", value="ray")] = None
     storage_options: OfStorage | None = None
-
-    def __post_init__(self) -> None:
-        if self.seed is not None and self.sample is None and not self.shuffle_documents:
-            raise UsageError(
-                "--seed has no effect without --sample or --shuffle-documents", where="seed"
-            )
 
     @property
     def budget(self) -> BadBudget:

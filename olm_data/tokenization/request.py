@@ -7,9 +7,11 @@ Never: writes.
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -17,14 +19,14 @@ from pathlib import Path
 import msgspec
 
 from olm_data.dataset.history import plan_name
-from olm_data.dataset.inputs import InputFile
+from olm_data.dataset.inputs import InputFile, ReadOptions
 from olm_data.dataset.options import Last, Options, Settings
 from olm_data.dataset.plan import Plan, PlannedInput, likely_text, make_plan, shard_text
 from olm_data.decoding import convert
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.sources import plan_units, resolve_source
 from olm_data.sources.base import SourcePlan
-from olm_data.sources.identical import identical_inputs
+from olm_data.sources.files import open_binary, reading
 from olm_data.sources.passed import refuse_passed
 from olm_data.storage.names import is_unicode
 from olm_data.storage.output_paths import refuse_output
@@ -110,7 +112,7 @@ class Request:
             if not item.path.isprintable() and not is_unicode(item.path):
                 raise InputError(
                     "the name of an input is not valid UTF-8",
-                    where=printable(item.path),
+                    where=item.path,
                     why="manifests are JSON, which has no spelling for it",
                     fix="rename the file",
                 )
@@ -162,21 +164,7 @@ def prepare(recipe: Recipe, inputs: Sequence[str], base: BaseDataset | None = No
     elif recipe.output is not None:
         refuse_output(recipe.output)
         _refuse_inside(inputs, recipe.output)
-    source = resolve_source(
-        inputs,
-        source=recipe.source,
-        subset=recipe.subset,
-        root=recipe.root,
-        split=recipe.split,
-        text_column=recipe.text_column,
-        id_column=recipe.id_column,
-        keep=recipe.keep,
-        separator=recipe.separator,
-        delimiter=recipe.delimiter,
-        where=recipe.where,
-        on_invalid=recipe.on_invalid,
-        on_unknown=recipe.on_unknown,
-    )
+    source = resolve_source(msgspec.structs.replace(recipe, inputs=tuple(inputs)))
     if recipe.strict_inputs:
         refuse_passed(source.passed)
     if base is not None:
@@ -244,8 +232,8 @@ def _refuse_inside(inputs: Sequence[str], output: str) -> None:
         if os.path.commonpath([place, os.path.realpath(folder)]) == os.path.realpath(folder):
             raise UsageError(
                 "the output lies in a folder of the inputs",
-                where=printable(f"--output {output}"),
-                why=f"the next run would read its files, too: {printable(folder)} is read whole",
+                where=f"--output {output}",
+                why=f"the next run would read its files, too: {folder} is read whole",
                 fix="name a folder beside it, or name the input files: "
                 + printable(os.path.join(folder, "*.jsonl")),
             )
@@ -264,7 +252,84 @@ def refuse_identical(source: SourcePlan) -> None:
         more = f", and {len(pairs) - 1:,} more pairs" if len(pairs) > 1 else ""
         raise InputError(
             "two inputs have the same content",
-            where=printable(f"{first.path} and {later.path}{more}"),
+            where=f"{first.path} and {later.path}{more}",
             why="their documents would be in the dataset twice",
             fix="name one of them; or take both: --allow-duplicates",
         )
+
+
+EDGE_BYTES = 64 << 10
+PIECE_BYTES = 4 << 20
+READERS = 8
+
+
+def identical_inputs(
+    inputs: Sequence[InputFile], options: ReadOptions
+) -> list[tuple[InputFile, InputFile]]:
+    """Return (later, first) pairs of inputs whose bytes are the same.
+
+    Raises:
+        InputError: a file cannot be read.
+        StorageError: remote storage fails.
+    """
+    chosen = [
+        item
+        for item in inputs
+        if item.bytes > 0 and not (item.format == "txt" and options.separator is None)
+    ]
+    groups = _grouped([chosen], lambda item: item.bytes)
+    with ThreadPoolExecutor(READERS) as pool:
+        for key in (_digest, _edges):
+            groups = _grouped(groups, key, pool)
+        tagged = [group for group in groups if len({_tag(item) for item in group}) == 1]
+        others = [group for group in groups if group not in tagged]
+        groups = tagged + _grouped(others, _sha256, pool)
+    position = {id(item): index for index, item in enumerate(inputs)}
+    pairs = [(later, group[0]) for group in groups for later in group[1:]]
+    return sorted(pairs, key=lambda pair: position[id(pair[0])])
+
+
+def _grouped(
+    groups: Iterable[list[InputFile]],
+    key: Callable[[InputFile], Hashable],
+    pool: ThreadPoolExecutor | None = None,
+) -> list[list[InputFile]]:
+    """Part each group by `key`; groups of one are left out."""
+    found = []
+    for group in groups:
+        parted: dict[Hashable, list[InputFile]] = defaultdict(list)
+        keys = pool.map(key, group) if pool else map(key, group)
+        for item, value in zip(group, keys, strict=True):
+            parted[value].append(item)
+        found += [part for part in parted.values() if len(part) > 1]
+    return found
+
+
+def _digest(input: InputFile) -> str:
+    """The digest the store has of the content, or "" where it has none that tells for certain.
+
+    The hub's is one. An S3 ETag is not: of an object sent in parts, or encrypted, it is something
+    else. It is never taken for a difference.
+    """
+    return input.revision if input.url.startswith("hf://") else ""
+
+
+def _tag(input: InputFile) -> str:
+    """A remote input's ETag or digest; equal size, edges and tag mean the same content."""
+    tag = input.revision.rpartition("-")[0] if "://" in input.url else ""
+    return tag or input.url
+
+
+def _edges(input: InputFile) -> bytes:
+    with reading(input), open_binary(input, ahead=False) as file:
+        first = file.read(EDGE_BYTES)
+        file.seek(max(0, input.bytes - EDGE_BYTES))
+        return hashlib.sha256(first + file.read(EDGE_BYTES)).digest()
+
+
+def _sha256(input: InputFile) -> bytes:
+    digest = hashlib.sha256()
+    with reading(input), open_binary(input) as file:
+        while piece := file.read(PIECE_BYTES):
+            digest.update(piece)
+    return digest.digest()

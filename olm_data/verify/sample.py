@@ -104,7 +104,6 @@ def check_shard_sample(
             return result
         record = result.record[0]
         tokens_name = manifest.tokens_name(info)
-        store.refuse_links(tokens_name)
         for kind, name in (
             ("tokens", tokens_name),
             ("ends", info.name + ENDS),

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, cast
 
-from olm_data.config.convert import Config
-from olm_data.config.hints import ExtraFields, Parts, hints_of, kinds_of, parts_by_name
+from olm_data.config.convert import Config, hints_of, kinds_of
+from olm_data.config.docs import parts_by_name
+from olm_data.config.hints import ExtraFields, Parts
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.batch_size_scheduler import BatchSizeSchedulerCallback
 from olm_train.callbacks.console_logger import ConsoleLoggerCallback

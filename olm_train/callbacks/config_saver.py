@@ -14,6 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from olm_data.config.hints import Needs
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ResourceError, StorageError, UsageError
 from olm_data.storage.store import Store
@@ -44,16 +45,10 @@ class ConfigSaverCallback(Callback):
     enabled: bool = True
     fname: FileName = CONFIG
     save_data_paths: bool | None = None
-    data_paths_fname: FileName | None = None
+    data_paths_fname: Annotated[FileName | None, Needs("save_data_paths")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.data_paths_fname is not None and not self.save_data_paths:
-            raise UsageError(
-                "has no effect without save_data_paths",
-                where="data_paths_fname",
-                fix="set save_data_paths: true, or leave it out",
-            )
         for name, given in (("fname", self.fname), ("data_paths_fname", self.data_paths_fname)):
             if given in LOGS and (name, given) != ("fname", CONFIG):
                 raise UsageError(

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Annotated
 
-from olm_data.config.hints import PositiveInt
+from olm_data.config.hints import Needs, PositiveInt
 from olm_data.counts import duration, scaled
-from olm_data.errors import UsageError
 from olm_data.run_log.metric_names import (
     CE_LOSS,
     DATA_WAIT_SHARE,
@@ -47,16 +47,10 @@ class ConsoleLoggerCallback(Callback):
     enabled: bool = True
     log_interval: PositiveInt = 10
     metrics: list[str] = field(default_factory=list)
-    metrics_log_interval: PositiveInt | None = None
+    metrics_log_interval: Annotated[PositiveInt | None, Needs("metrics")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.metrics_log_interval is not None and not self.metrics:
-            raise UsageError(
-                "has no effect without `metrics`",
-                where="metrics_log_interval",
-                fix="name the metrics to show, or leave it out",
-            )
         self._speed: dict[str, float] = {}
 
     def pre_train(self) -> None:

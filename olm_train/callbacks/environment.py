@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
-from olm_data.config.convert import differences
-from olm_data.errors import UsageError, ValidationError
+from olm_data.config.dump import differences
+from olm_data.config.hints import Needs
+from olm_data.errors import ValidationError
 from olm_data.run_log.run_folder import ENVIRONMENT, read_environment, write_environment
 from olm_train.callbacks.base import Callback
 
@@ -42,12 +43,7 @@ class EnvironmentCallback(Callback):
     priority: ClassVar[int] = 9
 
     enabled: bool = True
-    strict: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.strict and not self.enabled:
-            raise UsageError("strict has no effect without enabled", fix="leave one of them out")
+    strict: Annotated[bool, Needs("enabled")] = False
 
     def pre_train(self) -> None:
         self.trainer.world.on_main(self._compare)

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from olm_data.config.hints import PositiveInt
+from olm_data.config.hints import Needs, PositiveInt
 from olm_data.errors import UsageError
 from olm_data.run_log.metric_names import TRUNCATED
 from olm_train.callbacks.base import Callback
@@ -93,24 +93,18 @@ class SequenceLengthSchedulerCallback(Callback):
         warmup_steps: steps until rows have the mixture's own length.
         truncate: leave the end of each row out, instead of cutting it into rows of their own; what
             is left out is logged as `train/truncated tokens`, and counts as trained elsewhere.
-        keep_multiple_of: with `truncate`: lengths are multiples of it. Without, they are
-            `min_sequence_length` times a power of 2, and so is the mixture's.
+        keep_multiple_of: lengths are multiples of it; without, they are `min_sequence_length`
+            times a power of 2, and so is the mixture's.
     """
 
     enabled: bool = True
     min_sequence_length: PositiveInt = 128
     warmup_steps: PositiveInt = 2000
     truncate: bool = False
-    keep_multiple_of: PositiveInt = MULTIPLE
+    keep_multiple_of: Annotated[PositiveInt, Needs("truncate")] = MULTIPLE
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.truncate and self.keep_multiple_of != MULTIPLE:
-            raise UsageError(
-                "has no effect without truncate",
-                where="keep_multiple_of",
-                fix="set truncate: true, or leave it out",
-            )
         if self.truncate and self.min_sequence_length < self.keep_multiple_of:
             raise UsageError(
                 f"{self.min_sequence_length} is below keep_multiple_of {self.keep_multiple_of}",

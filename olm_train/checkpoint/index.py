@@ -26,7 +26,7 @@ import torch
 
 from olm_data.bounded_json import JsonObject, check
 from olm_data.decoding import decode_typed
-from olm_data.errors import ValidationError, printable
+from olm_data.errors import ValidationError
 from olm_data.regular_files import refuse_unreadable
 
 FORMAT, VERSION = "olm-tensors", 1
@@ -128,7 +128,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValidationError(
                 "the index of the tensors is damaged",
                 where=where,
-                why=printable(str(error))[:200],
+                why=str(error)[:200],
             ) from error
         return index
 
@@ -145,7 +145,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         problem = self._problem(sizes)
         if problem is not None:
             raise ValidationError(
-                "the index of the tensors is damaged", where=where, why=printable(problem)[:200]
+                "the index of the tensors is damaged", where=where, why=problem[:200]
             )
 
     def _problem(self, sizes: Mapping[str, int]) -> str | None:

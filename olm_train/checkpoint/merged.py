@@ -20,7 +20,7 @@ from torch import Tensor
 
 from olm_data.bounded_json import Size
 from olm_data.decoding import convert
-from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError, printable
+from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.storage.disk import write_durable
 from olm_data.storage.scratch import scratch
@@ -102,7 +102,7 @@ def merge_of(checkpoint: Checkpoint) -> Merge | None:
     raise ValidationError(
         f"{MERGE} is not what this program writes",
         where=checkpoint.folder,
-        why=printable(why)[:200],
+        why=why[:200],
     )
 
 

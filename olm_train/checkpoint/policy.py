@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from olm_data.config.convert import Config
-from olm_data.config.hints import PositiveFloat, PositiveInt
+from olm_data.config.hints import Needs, PositiveFloat, PositiveInt
 from olm_data.errors import UsageError
 from olm_train.checkpoint.manifest import Kind
 
@@ -65,13 +65,13 @@ class CheckpointerConfig(Config):
     save_interval: PositiveInt | None = None
     save_steps: list[PositiveInt] = field(default_factory=list)
     ephemeral_save_interval: PositiveInt | None = None
-    ephemeral_cooldown: PositiveInt | None = None
+    ephemeral_cooldown: Annotated[PositiveInt | None, Needs("ephemeral_save_interval")] = None
     fixed_steps: list[FixedStep] = field(default_factory=list)
     pre_train_checkpoint: bool = False
     save_async: bool | None = None
     save_timeout: PositiveFloat = 3600.0
     remove: Removal = Removal.ephemeral_only
-    max_checkpoints: PositiveInt | None = None
+    max_checkpoints: Annotated[PositiveInt | None, Needs("remove", unless=Removal.never)] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,15 +86,6 @@ class CheckpointerConfig(Config):
             raise UsageError(
                 f"ephemeral_save_interval {often} is not below save_interval {interval}",
                 fix="ephemeral checkpoints are the frequent ones",
-            )
-        if self.ephemeral_cooldown is not None and often is None:
-            raise UsageError(
-                "ephemeral_cooldown has no effect without ephemeral_save_interval",
-                fix="give both, or leave it out",
-            )
-        if self.max_checkpoints is not None and self.remove is Removal.never:
-            raise UsageError(
-                "max_checkpoints has no effect with remove: never", fix="leave one of them out"
             )
 
     @property

@@ -15,18 +15,18 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from torch import Tensor
 
 from olm_data.bounded_json import JsonObject
-from olm_data.config.convert import as_dict, differences, parse
+from olm_data.config.convert import parse
+from olm_data.config.dump import as_dict, differences
 from olm_data.config.values import Values
 from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.storage.store import absolute
 from olm_train.checkpoint.documents import Origin, RunState, relative_path
-from olm_train.checkpoint.given import mapping_of
 from olm_train.checkpoint.load import Checkpoint, find_checkpoint
 from olm_train.checkpoint.manifest import (
     CONFIG,
@@ -411,3 +411,35 @@ def _refuse(changed: list[str], checkpoint: Checkpoint) -> None:
             why="it could not go on as the same run",
             fix="use that of the checkpoint (its config.json), or another trainer.save_folder",
         )
+
+
+T = TypeVar("T")
+
+
+def mapping_of(
+    callback: str, method: str, given: Mapping[str, T], kind: type[Any] = object
+) -> Mapping[str, T]:
+    """Return what a method of a callback gave.
+
+    Args:
+        callback: its name.
+        kind: of the values.
+
+    Raises:
+        UsageError: it is no mapping, a name is no text, or a value of another kind.
+    """
+    where = f"{method}() of the callback {printable(callback)!r}"
+    if not isinstance(given, Mapping) or any(not isinstance(name, str) for name in given):
+        found = type(given).__name__
+        raise UsageError(
+            f"{where} returned a {found}{' with a name that is no text' * (found == 'dict')}",
+            fix="return a mapping by name; an empty one if there is nothing",
+        )
+    for name, value in given.items():
+        if not isinstance(value, kind):
+            raise UsageError(
+                f"{where} returned a {type(value).__name__} as {printable(name)!r}",
+                why=f"each value is a {kind.__name__}",
+                fix="numbers, text and lists belong in state_dict()",
+            )
+    return given

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from olm_data.errors import InputError, printable
+from olm_data.errors import InputError
 
 CHILD = Path(__file__).with_name("template_child.py")
 CPU_SECONDS = 4
@@ -78,7 +78,7 @@ class TemplateProcess:
         return InputError(
             "the chat template cannot be used",
             where=self._where or None,
-            why=printable(why),
+            why=why,
             fix="take a template from a source you trust: chat --template, export --chat-template",
         )
 

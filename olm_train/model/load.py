@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from olm_data.bounded_json import JsonObject
-from olm_data.config.convert import Config, parse
-from olm_data.config.hints import hints_of, tags_of
+from olm_data.config.convert import Config, hints_of, parse, tags_of
 from olm_data.config.import_path import import_path, is_import_path, load_class
 from olm_data.config.values import Values
 from olm_data.dataset.tokenizer import TOKENIZER, prompt_tokenizer

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,10 +18,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import olm_data
+import olm_train
 from olm_data.command import for_people
 from olm_data.config.values import with_value
-from olm_data.errors import OlmError, UsageError, shown
-from olm_train.run.own_code import place_outside
+from olm_data.errors import OlmError, UsageError, printable, shown
+from olm_data.kinds import kind_of, nearest
 
 if TYPE_CHECKING:
     from olm_train.distributed.preempt import Preemption
@@ -157,7 +160,6 @@ def _ended(argv: list[str], help: str, action: Callable[[Arguments], int]) -> in
 def _resolve(arguments: Arguments) -> RunConfig:
     """Return the configuration of the file, the preset and the options."""
     from olm_data.config.values import Values
-    from olm_train.run.no_config import config_file
 
     values = Values.read(config_file(arguments.config))
     if "--preset" in arguments.options:
@@ -340,3 +342,89 @@ def _first_to_fail() -> bool:
         return store.add(f"olm_train/failed/{attempt}", 1) == 1
     except DistError:  # the store is gone: better twice than never
         return True
+
+
+_PACKAGES = {"site-packages", "dist-packages"}
+"""Folders of packages, also of those that a user or a system installed."""
+
+
+def place_outside(error: BaseException) -> str | None:
+    """Return `FILE:LINE, in FUNCTION` of the innermost call outside of what is installed.
+
+    Returns:
+        None, if all calls are of this package, of installed packages or of Python itself.
+    """
+    places = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    places += [place for package in (olm_data, olm_train) for place in package.__path__]
+    installed = [Path(place).resolve() for place in places]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if not file.is_absolute() or _PACKAGES.intersection(file.parts):
+            continue
+        if not any(file.resolve().is_relative_to(place) for place in installed):
+            return f"{frame.filename}:{frame.lineno}, in {frame.name}"
+    return None
+
+
+NAME = "train.yaml"
+MICROBATCH = 4096
+"""Tokens, about: whole rows of the lock."""
+MICROBATCHES = 4
+
+
+def config_file(given: str | None) -> str:
+    """Return the file with the configuration: the one given, or ./train.yaml.
+
+    Raises:
+        UsageError: there is none.
+    """
+    name = given or NAME
+    if os.path.lexists(name):
+        return name
+    meant = nearest(name, "")
+    raise UsageError(
+        f"there is no configuration {printable(name)}"
+        if given
+        else f"no configuration file given, and there is no {NAME} here",
+        where=os.path.abspath(name),
+        why=None if meant else _recipes(),
+        fix=meant or f"write it into {printable(name)}; this is enough:\n{_least()}",
+    )
+
+
+def _recipes() -> str | None:
+    """Return the configurations that a clone of the repository has; an installed package, none."""
+    found = sorted((Path(__file__).resolve().parents[2] / "pipelines").glob("*/train.yaml"))
+    names = ", ".join(printable(min(os.path.relpath(path), str(path), key=len)) for path in found)
+    return f"longer ones to read: {names}" if names else None
+
+
+def _least() -> str:
+    lock, length = _lock_here()
+    size = length * max(1, MICROBATCH // length)
+    lines = (
+        "model: {preset: olm-4m}",
+        f"data_loader: {{mixture: {lock}, global_batch_size: {size * MICROBATCHES}}}",
+        f"train_module: {{rank_microbatch_size: {size}}}",
+        "trainer: {save_folder: runs/first}",
+    )
+    return "\n".join(f"    {line}" for line in lines)
+
+
+def _lock_here() -> tuple[str, int]:
+    """Return the newest lock of this folder, as YAML has it, and tokens of a row of it."""
+    from olm_data.mixture.lock import Lock
+
+    there = [path for path in Path().glob("*.lock.json") if kind_of(str(path)) == "lock"]
+    for path in sorted(there, key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            return _quoted(path.name), Lock.read(path).sequence_length
+        except OlmError:
+            continue
+    return "mixture.lock.json", 1
+
+
+def _quoted(name: str) -> str:
+    """Return a name as a scalar in a mapping on one line of YAML."""
+    plain = name.replace("-", "").replace("_", "").replace(".", "").isalnum() and name[0].isalpha()
+    return name if plain else "'" + name.replace("'", "''") + "'"

@@ -9,12 +9,13 @@ import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
 from olm_data.bounded_json import JsonObject
-from olm_data.config.convert import Config, as_dict, parse
+from olm_data.config.convert import Config, parse
+from olm_data.config.dump import as_dict
 from olm_data.config.hints import (
     FilePath,
     LocalPath,
@@ -25,7 +26,7 @@ from olm_data.config.hints import (
     PositiveInt,
 )
 from olm_data.config.values import Values
-from olm_data.errors import UsageError
+from olm_data.errors import OlmError, UsageError
 from olm_data.mixture.lock import Lock
 from olm_data.rows.cache_plan import DEFAULT_FOLDER, CacheOptions
 from olm_data.storage.lease import TAKEOVER_SECONDS
@@ -33,6 +34,10 @@ from olm_data.storage.output_paths import refuse_output
 from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.config import CallbacksConfig
 from olm_train.checkpoint.documents import saved_config
+from olm_train.checkpoint.folders import candidates
+from olm_train.checkpoint.load import Checkpoint
+from olm_train.checkpoint.manifest import Manifest
+from olm_train.checkpoint.model_format import ModelFormat, format_of
 from olm_train.checkpoint.policy import LoadPolicy, LoadStrategy, Vocabulary
 from olm_train.data.loader import DataLoader
 from olm_train.distributed.holding import LeasePolicy, Takeover
@@ -41,9 +46,9 @@ from olm_train.distributed.world import World
 from olm_train.duration import Duration
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.sharding import CHOSEN, Goal, Machine, choose
-from olm_train.model.config import DecoderConfig, overlaid
+from olm_train.model.config import DecoderConfig, by_name, overlaid
 from olm_train.model.init import RULE
-from olm_train.run.derived import derive_model, named_shape, refuse_contradictions
+from olm_train.model.presets import depth_fields, preset_fields
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
 from olm_train.trainer import Trainer
@@ -363,3 +368,129 @@ def _refuse_two_choices(config: RunConfig, values: Values) -> None:
                 where=values.where(("train_module", "dp_config", name)),
                 fix="leave one of the two out",
             )
+
+
+class Derived(NamedTuple):
+    """The fields of a shape, and the format of the model that has it."""
+
+    format: ModelFormat
+    fields: JsonObject
+
+
+def derive_model(values: Values, policy: LoadPolicy, save_folder: str, ids: int) -> Derived | None:
+    """Return the fields of `model` that follow from `load_path`; None: there is nothing such.
+
+    An address of the hub in `values` becomes that of a commit.
+
+    Args:
+        values: of the whole configuration.
+        policy: where the run begins.
+        save_folder: of the run.
+        ids: that the data may hold; 0: not known.
+
+    Raises:
+        InputError: our decoder cannot be that model, or there is none.
+        UsageError: the vocabulary is too small; or `load_vocabulary` is for such models only.
+        StorageError: the hub cannot be reached.
+    """
+    known = None if policy.path is None else format_of(policy.path)
+    if policy.path is None or known is None:
+        if policy.vocabulary != "keep":
+            raise UsageError(
+                "has an effect with a model of transformers alone",
+                where=values.where(("trainer", "load_vocabulary")),
+                fix="leave it out",
+            )
+        return None
+    begun = _begun(save_folder)
+    if begun is not None:
+        path = begun.get("trainer", {}).get("load_path")
+        if isinstance(path, str) and all(map(known.may_change, (policy.path, path))):
+            values.data["trainer"]["load_path"] = path
+        model: JsonObject = {**begun["model"]}
+        attention = {**model.get("attention", {})}
+        attention.pop("backend", None)  # that of the device it ran on
+        return Derived(known, {**model, "attention": attention})
+    place = known.pinned(policy.path)
+    if known.may_change(place):
+        values.data["trainer"]["load_path"] = place
+    opened = known.open(place)
+    shape: JsonObject = as_dict(opened.config)
+    shape["vocab_size"] = opened.vocabulary_size(ids, policy.vocabulary)
+    return Derived(known, shape)
+
+
+def named_shape(model: JsonObject, values: Values) -> JsonObject:
+    """Return the fields that `preset` or `depth` stands for, and take it out of `model`.
+
+    Raises:
+        UsageError: both are given, or one has no meaning.
+    """
+    given = [name for name in ("preset", "depth") if name in model]
+    if len(given) == 2:
+        raise UsageError(
+            "model.preset and model.depth each give the shape",
+            where=values.where(("model", "depth")),
+            fix="remove one of the two",
+        )
+    if not given:
+        return {}
+    where = values.where(("model", given[0]))
+    value = model.pop(given[0])
+    try:
+        if given[0] == "preset":
+            shape = preset_fields(str(value))
+        elif isinstance(value, int) and not isinstance(value, bool):
+            shape = depth_fields(value)
+        else:
+            raise UsageError(f"model.depth is an integer, not {value!r}")
+    except UsageError as error:
+        raise UsageError(error.what, where=where, fix=error.fix) from error
+    if (named := by_name(shape)).keys() <= by_name(model).keys():
+        raise UsageError(
+            f"model.{given[0]} has no effect: {', '.join(named)} are all given beside it",
+            where=where,
+            why="fields of model override those of the shape that it names",
+            fix="leave it out, or the fields",
+        )
+    return shape
+
+
+def refuse_contradictions(given: JsonObject, found: Derived, values: Values) -> None:
+    """Refuse fields of `model` that are not those of the weights.
+
+    Args:
+        given: what the user wrote, presets filled in.
+        found: of `derive_model`.
+
+    Raises:
+        UsageError: a field has another value; names it.
+    """
+    if "name" in given:
+        raise UsageError(
+            "a class of your own cannot begin with a model of transformers",
+            where=values.where(("model", "name")),
+            fix="leave it out",
+        )
+    known, derived = found
+    merged = Values({"model": overlaid(derived, given)}, file=values.file)
+    config = parse(DecoderConfig, merged, ("model",))
+    same, theirs = by_name(as_dict(known.canonical(config))), by_name(derived)
+    for name, value in by_name(given).items():
+        if name not in known.free and name in theirs and same.get(name) != theirs[name]:
+            raise UsageError(
+                f"model.{name} is {theirs[name]} in the weights of trainer.load_path, not {value}",
+                where=values.where(("model", *name.split("."))),
+                fix="leave it out: it follows from their config.json",
+            )
+
+
+def _begun(save_folder: str) -> JsonObject | None:
+    """Return the configuration in the newest checkpoint that has one, None without a checkpoint."""
+    for name in candidates(save_folder):
+        store = Store(save_folder).child(name)
+        try:
+            return Checkpoint(store, Manifest.read(store)).config()
+        except OlmError:
+            continue  # it is damaged: whoever loads it says so
+    return None

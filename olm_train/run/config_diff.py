@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from olm_data.bounded_json import decode
-from olm_data.config.convert import differences, parse
+from olm_data.config.convert import parse
+from olm_data.config.dump import differences
 from olm_data.config.values import Values
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.kinds import nearest

@@ -20,11 +20,12 @@ import pytest
 from support.pages import REPOSITORY, Block, printed, read_page
 from support.reading import read_plan
 from support.small_datasets import write_dataset
+from support.stand_in import parse_mixture
 
 from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.inputs import SourceRequest
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.manifest import parse_mixture
 from olm_data.order.orders import ORDERS
 from olm_data.packing.packings import PACKINGS
 from olm_data.rows.reader import RowReader
@@ -132,7 +133,8 @@ def test_the_fourth_format_is_tokenised_packed_or_not(
     (tmp_path / "some.fasta").write_bytes(text)
     (tmp_path / "more.fasta.gz").write_bytes(gzip.compress(text * 200))
     try:
-        plan = resolve_source([str(tmp_path / name) for name in ("some.fasta", "more.fasta.gz")])
+        names = ("some.fasta", "more.fasta.gz")
+        plan = resolve_source(SourceRequest(inputs=tuple(str(tmp_path / name) for name in names)))
         assert [(i.format, i.position) for i in plan.inputs] == [("fasta", "row")] * 2
         found = read_plan(plan)
         assert found.texts == ["MKVLAAGG", "MPEPTIDE"] * 201

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from support.runs import MANIFEST, build_trainer
+from support.stand_in import parse_mixture
 
 from olm_data.cli import cli
 from olm_data.errors import InputError, OlmError, ValidationError
-from olm_data.mixture.compile import compile_lock
-from olm_data.mixture.manifest import parse_mixture
+from olm_data.mixture.mix import compile_lock
 from olm_data.mixture.sources import open_sources
 from olm_train.callbacks.base import Callback
 

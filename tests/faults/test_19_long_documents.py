@@ -34,7 +34,8 @@ def test_a_document_of_thirty_megabytes_is_read_and_encoded_in_bounded_memory(
     script = f"""
 from support.memory import peak
 from olm_data.encoders import make_encoder
-from olm_data.sources import plan_units, read_units, resolve_source
+from olm_data.sources import plan_units, read_units
+from support.reading import resolve_source
 from olm_data.tokenizer.tokenizer import load_tokenizer
 encoder = make_encoder("gigatoken", load_tokenizer({str(tiny_tokenizer)!r}), "plain")
 before = peak()

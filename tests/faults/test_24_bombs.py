@@ -90,7 +90,8 @@ def test_a_bomb_is_refused_by_name_in_bounded_memory(name: str, tmp_path: Path) 
     script = f"""
 from support.memory import peak
 from olm_data.errors import InputError
-from olm_data.sources import plan_units, read_units, resolve_source
+from olm_data.sources import plan_units, read_units
+from support.reading import resolve_source
 import pyarrow.parquet, pyarrow.compute
 before = peak()
 text = 0

@@ -76,7 +76,7 @@ def test_an_encoder_asked_for_by_name_that_fails_the_gate_is_an_error(
 def test_the_gate_knows_texts_on_which_encoders_have_differed(
     spec: TokenizerSpec, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    from olm_data.encoders.gate_texts import adversarial
+    from olm_data.encoders.gate import adversarial
 
     wrong = next(t for t in adversarial(spec) if text.encode() in t)
     monkeypatch.setitem(

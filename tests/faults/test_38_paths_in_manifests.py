@@ -173,7 +173,7 @@ def test_38_a_shard_that_is_a_link_out_of_the_folder_is_refused(kind: str, datas
     file.rename(away)
     file.symlink_to(away)
     with pytest.raises(ValidationError, match="link to another place") as caught:
-        Dataset.open(str(dataset)).read(0, 10)
+        Dataset.open(str(dataset)).document(0)
     assert caught.value.where == str(file)
 
 

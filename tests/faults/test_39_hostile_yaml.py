@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 from support.command import WITH_TESTS, environment
+from support.stand_in import parse_mixture
 
 from olm_data.config import strict_yaml
 from olm_data.errors import UsageError
-from olm_data.mixture.manifest import parse_mixture
 
 BILLION_LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
@@ -67,13 +67,13 @@ def test_all_hostile_files_together_are_refused_in_little_memory(tmp_path: Path)
         (tmp_path / f"{number}.yaml").write_text(text)
     script = (
         "import sys\n"
-        "from olm_data.config import strict_yaml\n"
+        "from olm_data.config.values import Values\n"
         "from olm_data.errors import UsageError\n"
         "from support.memory import peak\n"
         "before = peak()\n"
         "for path in sys.argv[1:]:\n"
         "    try:\n"
-        "        strict_yaml.load_file(path)\n"
+        "        Values.read(path)\n"
         "    except UsageError:\n"
         "        continue\n"
         "    sys.exit(f'{path} was accepted')\n"

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.reading import resolve_source
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError, OlmError
-from olm_data.sources import plan_units, read_units, resolve_source
+from olm_data.sources import plan_units, read_units
 from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_data.verify.datasets import verify
 

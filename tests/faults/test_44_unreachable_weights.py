@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from support.stand_in import compiled, stand_in_dataset
+from support.stand_in import compiled, parse_mixture, stand_in_dataset
 
 from olm_data.errors import InputError, UsageError
-from olm_data.mixture.compile import compile_lock
-from olm_data.mixture.manifest import parse_mixture
+from olm_data.mixture.mix import compile_lock
 
 
 def manifest(stages: str, web: str = "", code: str = "") -> str:

@@ -22,6 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 from fuzz import left_behind
+from support.reading import resolve_source
+from support.stand_in import parse_mixture
 from support.tokenizing import make_dataset, write_jsonl
 
 from olm_data.bounded_json import MalformedJson
@@ -36,9 +38,8 @@ from olm_data.dataset.record import ShardRecord
 from olm_data.dataset.shard import Shard
 from olm_data.errors import OlmError
 from olm_data.mixture.lock import UNDIGESTED, Lock
-from olm_data.mixture.manifest import parse_mixture
 from olm_data.select.where import parse
-from olm_data.sources import plan_units, read_units, resolve_source
+from olm_data.sources import plan_units, read_units
 from olm_data.storage.store import Store
 from olm_data.tokenization.recipe import parse_budget
 from olm_data.tokenization.stored_job import load_job

@@ -63,6 +63,12 @@ def test_nothing_that_is_shown_acts_on_a_terminal(text: str) -> None:
     assert printable(printable(text)) == printable(text)
 
 
+@given(TEXT, TEXT)
+def test_a_name_of_anybody_can_be_where_an_error_is_or_why(where: str, why: str) -> None:
+    error = UsageError("wrong", where=where, why=why)
+    assert (error.where, error.why) == (printable(where), printable(why))
+
+
 def test_a_message_holds_no_credential() -> None:
     url = "s3://bucket/x?X-Amz-Signature=0123456789abcdef0123456789abcdef"
     error = UsageError(f"cannot read {url}", where=url, why=url, fix=url)

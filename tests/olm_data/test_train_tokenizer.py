@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from support.command import inside
+from support.reading import resolve_source
 
 from olm_data.errors import ConflictError, InputError, UsageError
-from olm_data.sources import resolve_source
 from olm_data.tokenizer.tokenizer import PROBE_TEXTS, load_tokenizer
 from olm_data.train_tokenizer import train_tokenizer
 

@@ -18,8 +18,7 @@ from support.sources import REPOSITORY, modules, together, tree
 from torch import nn
 from torch.utils import data
 
-from olm_data.config.convert import Config
-from olm_data.config.hints import is_section, is_union, kinds_of, plain
+from olm_data.config.convert import Config, is_section, is_union, kinds_of, plain
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError
 from olm_data.rows.reader import RowReader

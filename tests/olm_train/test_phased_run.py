@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from support.runs import MANIFEST, build_trainer, config_values, metrics
+from support.stand_in import parse_mixture
 
 from olm_data.config.values import Values
-from olm_data.mixture.compile import compile_lock
-from olm_data.mixture.manifest import parse_mixture
+from olm_data.mixture.mix import compile_lock
 from olm_data.mixture.sources import open_sources
 from olm_train.estimate.flops import num_flops_per_token
 from olm_train.run.config import RunConfig

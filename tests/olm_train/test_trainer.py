@@ -212,9 +212,9 @@ def test_another_model_or_batch_size_is_refused_with_the_difference(
 
 def test_another_mixture_is_refused_with_the_difference(tiny_mixture: Path, tmp_path: Path) -> None:
     from support.runs import MANIFEST
+    from support.stand_in import parse_mixture
 
-    from olm_data.mixture.compile import compile_lock
-    from olm_data.mixture.manifest import parse_mixture
+    from olm_data.mixture.mix import compile_lock
     from olm_data.mixture.sources import open_sources
 
     build_trainer(tiny_mixture, tmp_path / "run", stop_at(2)).fit()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from olm_data.sources import SourcePlan, plan_units, read_units, resolve_source
+from olm_data.config.convert import parse
+from olm_data.config.values import Values
+from olm_data.sources import SourcePlan, SourceRequest, plan_units, read_units
+from olm_data.sources import resolve_source as _resolve_source
 from olm_data.sources.base import Drop
 
 
@@ -35,6 +39,12 @@ class Read:
     def reasons(self) -> list[tuple[str, int]]:
         """(reason, position) of each drop."""
         return [(drop.reason, drop.position) for drop in self.drops]
+
+
+def resolve_source(inputs: Iterable[object] = (), **fields: Any) -> SourcePlan:
+    """Resolve a source by fields as a recipe has them: text, numbers, lists."""
+    given = {"inputs": list(map(str, inputs)), **fields}
+    return _resolve_source(parse(SourceRequest, Values(given)))
 
 
 def read_source(*inputs: str, target_bytes: int = 1 << 30, **arguments: Any) -> Read:

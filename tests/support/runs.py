@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 import yaml
 from support.polling import wait_until
+from support.stand_in import parse_mixture
 from support.tokenizing import make_dataset, write_jsonl
 
 from olm_data.config.values import Values
-from olm_data.mixture.compile import compile_lock
-from olm_data.mixture.manifest import parse_mixture
+from olm_data.mixture.mix import compile_lock
 from olm_data.mixture.sources import open_sources
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import open_checkpoint

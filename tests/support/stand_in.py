@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from typing import Any
 
 import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
+from olm_data.config.values import Values
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import (
     InputInfo,
@@ -19,9 +21,9 @@ from olm_data.dataset.manifest import (
     Totals,
 )
 from olm_data.dataset.tokenizer import TokenizerInfo
-from olm_data.mixture.compile import compile_lock
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.manifest import Mixture, parse_mixture
+from olm_data.mixture.manifest import Mixture, mixture_of
+from olm_data.mixture.mix import compile_lock
 from olm_data.storage.store import Store
 
 _SHA = "0" * 64
@@ -39,6 +41,13 @@ stages:
   - {name: anneal, tokens: 5M,  tokens_from: {web: 2M, code: 3M}}
 on_exhausted: error
 """
+
+
+def parse_mixture(
+    text: str | bytes, path: str = "manifest.yaml", folder: str | os.PathLike[str] = "."
+) -> Mixture:
+    """Return the mixture of a manifest's text, whose paths count from `folder`."""
+    return mixture_of(Values.parse(text, path, folder=folder, numbers="exact", digits_only=True))
 
 
 def stand_in_dataset(

@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from olm_data.errors import OlmError, ResourceError, StorageError, UsageError, printable
+from olm_data.errors import OlmError, ResourceError, StorageError, UsageError
 from olm_data.kinds import kind_of, require
 from olm_data.printing import aligned
 from olm_data.storage.disk import existing_parent
@@ -95,7 +95,7 @@ def examine(place: str) -> Report:
             if parent == "/":  # nothing of ours is tried out among the files of the system
                 raise UsageError(
                     "the folder does not exist, nor does one above it",
-                    where=printable(place),
+                    where=place,
                     fix="make it, then run the same command again",
                 )
             store = Store(parent)

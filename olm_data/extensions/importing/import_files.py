@@ -41,7 +41,7 @@ from olm_data.dataset.plan import shard_name
 from olm_data.dataset.record import ShardRecord, stored_plan
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo
 from olm_data.dataset.tools import PassedCount, Tools
-from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, printable
+from olm_data.errors import ConflictError, InputError, ResourceError, UsageError
 from olm_data.extensions.importing.borders import (
     HEAD,
     Borders,
@@ -339,7 +339,7 @@ def _dtype(found: list[TokenFile], asked: str | None, tokenizer: TokenizerSpec) 
         likely = looks_like(next(pieces(found[0]), b""), tokenizer.vocab_size)
         raise UsageError(
             "these files do not say how wide their tokens are",
-            where=printable(found[0].url),
+            where=found[0].url,
             why="the same bytes read with another dtype are other tokens",
             fix=f"say it, --dtype uint16 or --dtype uint32; {advice(likely)}",
         )
@@ -347,7 +347,7 @@ def _dtype(found: list[TokenFile], asked: str | None, tokenizer: TokenizerSpec) 
     if dtype == "uint16" and tokenizer.vocab_size > 1 << 16:
         raise InputError(
             f"uint16 cannot hold the {tokenizer.vocab_size:,} ids of this tokenizer",
-            where=printable(found[0].url),
+            where=found[0].url,
             fix="say the right --dtype, or the --tokenizer that made the files",
         )
     return dtype
@@ -374,7 +374,7 @@ def _link(file: TokenFile, store: Store, name: str) -> None:
     target, source = store.url(name), file.url
     fix = "put --output on the filesystem of the files, or in a folder that they are below"
     if store.remote or file.store.remote:
-        raise UsageError("objects of a bucket cannot be linked", where=printable(source), fix=fix)
+        raise UsageError("objects of a bucket cannot be linked", where=source, fix=fix)
     source = os.path.realpath(source)
     with io_errors(target, writing=True):
         make_folder(store.root)
@@ -387,7 +387,7 @@ def _link(file: TokenFile, store: Store, name: str) -> None:
                 raise
             raise ResourceError(
                 f"the file cannot be linked into the dataset's folder: {error.strerror}",
-                where=printable(source),
+                where=source,
                 why="tokens are used where they are, and never copied",
                 fix=fix,
             ) from error

@@ -65,7 +65,7 @@ def pieces(file: TokenFile) -> Iterator[bytes]:
 
 def refuse(file: TokenFile, what: str, fix: str = "restore the file, or leave it out") -> NoReturn:
     """Raise that a file is refused."""
-    raise InputError(printable(what), where=printable(file.url), fix=fix)
+    raise InputError(printable(what), where=file.url, fix=fix)
 
 
 def find(inputs: Sequence[str], output: str) -> tuple[list[TokenFile], list[SkippedFile]]:
@@ -97,7 +97,7 @@ def find(inputs: Sequence[str], output: str) -> tuple[list[TokenFile], list[Skip
             among = f"; {len(rest):,} other files are" if rest else ""
             raise InputError(
                 f"there is no token file here{among}",
-                where=printable(text),
+                where=text,
                 why="they end in .npy (dolma, OLMo-core), .bin (Megatron) or .ds (datatrove)",
                 fix="name files, Megatron prefixes, or folders of them",
             )
@@ -108,7 +108,7 @@ def find(inputs: Sequence[str], output: str) -> tuple[list[TokenFile], list[Skip
     if twice:
         raise InputError(
             "a file is named twice",
-            where=printable(twice[0]),
+            where=twice[0],
             why="its documents would be in the dataset twice",
             fix="name each file once, either by itself or by its folder",
         )
@@ -155,7 +155,7 @@ def _named(text: str) -> TokenFile | None:
         return None
     raise UsageError(
         "this is not a token file of a format that can be imported",
-        where=printable(text),
+        where=text,
         fix="name files that end in .npy (dolma, OLMo-core), .bin (Megatron) or .ds (datatrove), "
         "Megatron prefixes, or folders of them",
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from olm_data.dataset.choices import SourceRequest
 from olm_data.dataset.inputs import ReadOptions
 from olm_data.errors import UsageError, suggest
 from olm_data.extensions.text_stream.corpus import Corpus, open_corpus
@@ -32,7 +33,8 @@ def local_corpus(
 ) -> Corpus:
     """Open files, folders, patterns or URLs. Raises as `resolve_source`."""
     words = [os.fspath(inputs)] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
-    source = resolve_source(words, text_column=text_column, separator=separator)
+    asked = SourceRequest(inputs=tuple(words), text_column=text_column, separator=separator)
+    source = resolve_source(asked)
     return open_corpus(source, loaded(tokenizer), encoder=encoder)
 
 
@@ -65,7 +67,9 @@ def hub_corpus(
     config = arguments.get("name")
     place = f"{name}:{config}" if config else name
     if text_of is None:
-        source = resolve_source(source=f"hf:{place}", split=split, text_column=text_column)
+        source = resolve_source(
+            SourceRequest(source=f"hf:{place}", split=split, text_column=text_column)
+        )
     elif text_column is not None:
         raise UsageError("text_fn and text_column: give one", where="HuggingFaceTextDataset")
     else:
@@ -82,7 +86,7 @@ def named_corpus(
     encoder: str = "auto",
 ) -> Corpus:
     """Open a corpus that is known by name, such as `fineweb-edu`. Raises as `resolve_source`."""
-    source = resolve_source(source=name, subset=subset, root=root)
+    source = resolve_source(SourceRequest(source=name, subset=subset, root=root))
     return open_corpus(source, loaded(tokenizer), encoder=encoder)
 
 

@@ -25,7 +25,7 @@ from olm_data.command import Command, Count, say
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.eval_set import MANIFEST, EvalSet
 from olm_data.dataset.tokenizer import TokenizerRules, spec_of
-from olm_data.errors import InputError, UsageError, ValidationError, printable
+from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.extras import needs
 from olm_data.kinds import nearest
 from olm_data.printing import emit
@@ -241,7 +241,7 @@ class Evaluation:
         if "://" not in place and not os.path.lexists(place):
             raise InputError(
                 "there is nothing at this path",
-                where=printable(place),
+                where=place,
                 fix=nearest(
                     place, "check it; --data takes a dataset, an eval set or a file of text"
                 ),

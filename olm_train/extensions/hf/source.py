@@ -225,7 +225,7 @@ def _repository(place: str) -> Repository:
     if found.kind != "model":
         raise UsageError(
             "this is the address of a dataset, not of a model",
-            where=printable(place),
+            where=place,
             fix=f"hf://{found.name}",
         )
     return found

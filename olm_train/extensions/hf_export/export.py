@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from olm_data.canonical import sha256_file
-from olm_data.errors import ValidationError
+from olm_data.errors import ValidationError, printable
+from olm_data.mixture.lock import Lock
 from olm_data.model_receipt import Claim, FileProof, Receipt
 from olm_data.storage.destination import Draft, LocalFolder, RemotePrefix, destination, in_the_way
 from olm_data.storage.disk import io_errors, write_durable
@@ -27,7 +28,6 @@ from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.weights import model_config
 from olm_train.extensions.hf_export import verify
 from olm_train.extensions.hf_export.job import Job, Options
-from olm_train.extensions.hf_export.model_card import CARD, model_card
 from olm_train.extensions.hf_export.proof import prove_folder, why_not_computed
 from olm_train.extensions.hf_export.shards import (
     INDEX,
@@ -171,3 +171,81 @@ def _write(
         tensors=tensors,
         verified=verified,
     )
+
+
+CARD = "README.md"
+
+
+def model_card(
+    claim: Claim,
+    *,
+    model_class: str,
+    parameters: int,
+    step: int,
+    lock: Lock | None,
+    chat: bool,
+    has_tokenizer: bool,
+) -> bytes:
+    """Return the bytes of the file.
+
+    Args:
+        claim: which export it is.
+        model_class: that readers make.
+        parameters: of the model.
+        step: of the checkpoint.
+        lock: mixture it was trained on; None: nobody recorded it.
+        chat: whether there is a chat template.
+        has_tokenizer: whether there is a tokenizer.
+    """
+    front = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
+    front += ["tags:", "- olm-data", *(["- conversational"] if chat else []), "---"]
+    rows = [
+        ("class", f"`{model_class}`"),
+        ("parameters", f"{parameters:,}"),
+        ("weights", claim.dtype),
+        ("optimiser steps", f"{step:,}"),
+        ("checkpoint", f"`{claim.checkpoint}`"),
+    ]
+    lines = [*front, "", f"# {model_class}, step {step:,}", ""]
+    lines += ["Exported by olm-data from a checkpoint whose every file was verified.", ""]
+    if lock is not None:
+        rows.append(("sequence length", f"{lock.sequence_length:,}"))
+        rows.append(("mixture lock", f"`{lock.digest}`"))
+    lines += ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows), ""]
+    if lock is not None:
+        lines += [
+            "## Data",
+            "",
+            "| source | tokens | digest of the dataset |",
+            "| --- | --- | --- |",
+        ]
+        lines += [
+            f"| {_cell(source.name)} | {source.tokens:,} | `{source.dataset}` |"
+            for source in lock.sources
+        ]
+        lines.append("")
+    lines += ["## Use", ""]
+    if has_tokenizer:
+        lines += [
+            "```python",
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            'folder = "."  # this one',
+            "tokenizer = AutoTokenizer.from_pretrained(folder)",
+            "model = AutoModelForCausalLM.from_pretrained(folder)",
+            'ids = tokenizer("Once upon a time", return_tensors="pt")',
+            "print(tokenizer.decode(model.generate(**ids, max_new_tokens=40)[0]))",
+            "```",
+        ]
+    else:
+        lines.append("There is no tokenizer with this model: none lay with the data.")
+    lines += [
+        "",
+        "`olm-export.json` says what was proved of these files, and by which program.",
+        "",
+    ]
+    return "\n".join(lines).encode()
+
+
+def _cell(text: str) -> str:
+    return printable(text).replace("|", "\\|")

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
-from olm_data.config.hints import NonNegativeInt, PositiveInt
+from olm_data.config.hints import Needs, NonNegativeInt, PositiveInt
 from olm_data.errors import UsageError
 from olm_data.run_log.metric_names import statistic_of
 from olm_train.callbacks.base import Callback
@@ -39,6 +39,8 @@ Kind = Literal["max", "mean", "var", "rms", "zeros", "underflow", "ratio"]
 OF_ACTIVATIONS = ("max", "mean", "var")
 """Kinds that activations and their gradients have."""
 ACTIVATIONS: tuple[Target, ...] = ("activations", "activation_grads")
+
+_OF_DUMPS = Needs("dump_gradients")
 
 
 @dataclass(kw_only=True)
@@ -72,10 +74,10 @@ class GAPMonitorCallback(Callback):
     )
     kinds: list[Kind] = field(default_factory=lambda: ["max", "mean", "var"])
     dump_gradients: bool | None = None
-    dump_gradients_start_step: NonNegativeInt = 0
-    dump_gradients_end_step: NonNegativeInt | None = None
-    dump_gradients_step_interval: PositiveInt = 1
-    dump_gradients_save_first_n: PositiveInt | None = None
+    dump_gradients_start_step: Annotated[NonNegativeInt, _OF_DUMPS] = 0
+    dump_gradients_end_step: Annotated[NonNegativeInt | None, _OF_DUMPS] = None
+    dump_gradients_step_interval: Annotated[PositiveInt, _OF_DUMPS] = 1
+    dump_gradients_save_first_n: Annotated[PositiveInt | None, _OF_DUMPS] = None
 
     def named_steps(self) -> dict[str, list[int]]:
         return {"dump_gradients_start_step": [self.dump_gradients_start_step]}
@@ -88,15 +90,6 @@ class GAPMonitorCallback(Callback):
                 "neither monitors nor dumps gradients",
                 where="monitor",
                 fix="leave monitor out, or set dump_gradients: true or enabled: false",
-            )
-        if not self.dump_gradients:
-            self._refuse(
-                [
-                    ("dump_gradients_start_step", self.dump_gradients_start_step),
-                    ("dump_gradients_end_step", self.dump_gradients_end_step),
-                    ("dump_gradients_step_interval", self.dump_gradients_step_interval - 1),
-                    ("dump_gradients_save_first_n", self.dump_gradients_save_first_n),
-                ]
             )
         for name, given in (("targets", self.targets), ("kinds", self.kinds)):
             if not given:
@@ -112,15 +105,6 @@ class GAPMonitorCallback(Callback):
         self._names: list[tuple[Target | None, str]] = []  # None: not logged
         self._rows: list[Rows] = []
         self._before: list[Tensor] = []
-
-    def _refuse(self, given: Sequence[tuple[str, int | None]]) -> None:
-        for name, value in given:
-            if value:
-                raise UsageError(
-                    "has no effect without dump_gradients",
-                    where=name,
-                    fix="set dump_gradients: true, or leave it out",
-                )
 
     def pre_train(self) -> None:
         model = self.trainer.train_module.model

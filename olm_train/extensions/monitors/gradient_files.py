@@ -176,7 +176,7 @@ def read_gradients(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
             raise ValidationError(
                 f"the gradients of rank {rank} are missing or damaged",
                 where=str(path),
-                why=printable(str(error))[:200],
+                why=str(error)[:200],
                 fix="put the files of all ranks into the folder",
             ) from error
     short = [name for name, tensor in found.items() if filled[name] != tensor.numel()]

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from olm_data.config import strict_yaml
-from olm_data.config.convert import Config, as_dict, differences, parse
+from olm_data.config.convert import Config, parse
+from olm_data.config.dump import as_dict, differences
 from olm_data.config.hints import FilePath, Reader
 from olm_data.config.path import KeyPath, dotted
 from olm_data.config.values import Values

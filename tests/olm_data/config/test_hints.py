@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import Meta
 
-from olm_data.config.hints import Count, FilePath, OneOf, attributes, bounds, describe
+from olm_data.config.convert import bounds, describe
+from olm_data.config.docs import attributes
+from olm_data.config.hints import Count, FilePath, OneOf
 
 
 class Color(StrEnum):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.stand_in import MANIFEST
+from support.stand_in import MANIFEST, parse_mixture
 
 from olm_data.config.convert import parse
 from olm_data.config.values import Values
 from olm_data.errors import UsageError
-from olm_data.mixture.manifest import parse_mixture
 from olm_train.run.config import RunConfig
 
 TRAIN = """\

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.config.strict_yaml import load, load_file, parse_value
-from olm_data.errors import InputError, UsageError
+from olm_data.config.strict_yaml import load, parse_value
+from olm_data.config.values import Values
+from olm_data.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -122,13 +123,13 @@ def test_twenty_levels_and_a_megabyte_are_allowed_and_no_more() -> None:
 
 
 def test_lines_are_known_for_every_key_and_fall_back_to_the_enclosing_one() -> None:
-    document = load("a: 1\nb:\n  c: [1,\n    2]\n  d: {e: 5}\n", "dir/m.yaml")
-    assert document.where("a") == "dir/m.yaml:1"
-    assert document.where("b", "c") == "dir/m.yaml:3"
-    assert document.where("b", "c", 1) == "dir/m.yaml:4"
-    assert document.where("b", "d", "e") == "dir/m.yaml:5"
-    assert document.where("b", "d", "missing", 3) == "dir/m.yaml:5"
-    assert document.where("missing") == "dir/m.yaml:1"
+    values = Values.parse("a: 1\nb:\n  c: [1,\n    2]\n  d: {e: 5}\n", "dir/m.yaml")
+    assert values.where(("a",)) == "dir/m.yaml:1"
+    assert values.where(("b", "c")) == "dir/m.yaml:3"
+    assert values.where(("b", "c", 1)) == "dir/m.yaml:4"
+    assert values.where(("b", "d", "e")) == "dir/m.yaml:5"
+    assert values.where(("b", "d", "missing", 3)) == "dir/m.yaml:5"
+    assert values.where(("missing",)) == "dir/m.yaml:1"
 
 
 def test_a_file_name_cannot_forge_output() -> None:
@@ -137,14 +138,14 @@ def test_a_file_name_cannot_forge_output() -> None:
     assert "\n\x1b" not in str(error.value)
 
 
-def test_a_file_is_read_from_disk_and_a_missing_one_is_an_input_error(tmp_path: Path) -> None:
+def test_a_file_is_read_from_disk_and_a_missing_one_is_an_error_of_use(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text("a: é\n", encoding="utf-8")
-    assert load_file(path).value == {"a": "é"}
-    with pytest.raises(InputError, match="cannot read"):
-        load_file(tmp_path / "none.yaml")
-    with pytest.raises(InputError, match="cannot read"):
-        load_file(tmp_path)
+    assert Values.read(path).data == {"a": "é"}
+    with pytest.raises(UsageError, match="cannot read"):
+        Values.read(tmp_path / "none.yaml")
+    with pytest.raises(UsageError, match="cannot read"):
+        Values.read(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_the_option_is_part_of_the_plan(tiny_tokenizer: Path, tmp_path: Path) ->
     make_dataset([source], tiny_tokenizer, tmp_path / "out")
     with pytest.raises(ConflictError, match="holds another dataset") as caught:
         make_dataset([source], tiny_tokenizer, tmp_path / "out", container="raw")
-    assert "container" in str(caught.value.why)
+    assert "container" in caught.value.what
 
 
 @pytest.mark.parametrize("damage", ["cut", "longer", "flip", "header"])

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from support.inline_runner import InlineRunner
 from support.tokenizing import digests, make_dataset, texts, tokenized, write_jsonl
 
-from olm_data.dataset import shuffle as shard_shuffle
+from olm_data.dataset import shard_writer as shard_shuffle
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.docs import ROW_GROUP
-from olm_data.dataset.shuffle import document_order, shuffle_rows, shuffle_tokens
+from olm_data.dataset.shard_writer import document_order, shuffle_rows, shuffle_tokens
 from olm_data.order.prp import permute, round_keys
 from olm_data.rows.views import view_document
 from olm_data.runners.local import LocalRunner

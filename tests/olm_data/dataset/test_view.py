@@ -13,6 +13,7 @@ from support.tokenizing import make_dataset, write_jsonl
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.view import View, ViewInfo
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
+from olm_data.select.where import parse
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Pa
 
 
 def scan(folder: Path, where: str | None) -> tuple[list[int], ViewInfo]:
-    view = View(where, None, "manifest.yaml:3")
+    view = View(None if where is None else parse(where), None, "manifest.yaml:3")
     dataset = Dataset.open(str(folder))
     over, kept = view.over(dataset), []
     for number in range(len(dataset.manifest.shards)):

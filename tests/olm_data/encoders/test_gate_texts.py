@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from olm_data.encoders.base import concatenate
-from olm_data.encoders.gate_texts import SAMPLE_BYTES, sample_of
+from olm_data.encoders.gate import SAMPLE_BYTES, sample_of
 
 
 def test_a_first_document_longer_than_the_sample_does_not_leave_it_empty() -> None:

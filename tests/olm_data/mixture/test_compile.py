@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.stand_in import MANIFEST, compiled, stand_in_dataset, stand_ins
+from support.stand_in import MANIFEST, compiled, parse_mixture, stand_in_dataset, stand_ins
 
 from olm_data.errors import ValidationError
-from olm_data.mixture.compile import compile_lock
-from olm_data.mixture.manifest import parse_mixture
+from olm_data.mixture.mix import compile_lock
 
 
 def test_every_prefix_of_the_run_holds_each_source_within_a_row_of_its_share() -> None:

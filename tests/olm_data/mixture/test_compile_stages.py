@@ -10,13 +10,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from support.stand_in import stand_in_dataset
+from support.stand_in import parse_mixture, stand_in_dataset
 
 from olm_data.errors import UsageError, ValidationError
-from olm_data.mixture.compile import compile_lock
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.lock_format import manifest_stages
-from olm_data.mixture.manifest import parse_mixture
+from olm_data.mixture.mix import compile_lock
 from olm_data.mixture.summary import summarise, warnings
 from olm_data.run_log.log import RunLog, Start
 from olm_data.verify.training import verify_training

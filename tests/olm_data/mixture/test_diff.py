@@ -5,12 +5,18 @@ from __future__ import annotations
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.stand_in import STAGE, THREE_SOURCES, rows_of, stand_in_dataset, three_sources
+from support.stand_in import (
+    STAGE,
+    THREE_SOURCES,
+    parse_mixture,
+    rows_of,
+    stand_in_dataset,
+    three_sources,
+)
 
-from olm_data.mixture.compile import compile_lock
 from olm_data.mixture.diff import diff, same_rows
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.manifest import parse_mixture
+from olm_data.mixture.mix import compile_lock
 from olm_data.order.windowed import Windowed
 
 SIZES = st.fixed_dictionaries({"c": st.sampled_from([200, 201])})

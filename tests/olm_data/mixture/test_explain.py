@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 
 import msgspec
-from support.stand_in import THREE_SOURCES, stand_in_dataset, three_sources
+from support.stand_in import THREE_SOURCES, parse_mixture, stand_in_dataset, three_sources
 
-from olm_data.mixture.compile import compile_lock
 from olm_data.mixture.explain import explain, tree
-from olm_data.mixture.manifest import parse_mixture
+from olm_data.mixture.mix import compile_lock
 
 
 def test_every_integer_of_a_lock_stands_in_its_explanation() -> None:

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 from support.importing import OLMO
+from support.stand_in import parse_mixture
 
 from olm_data.errors import UsageError
 from olm_data.mixture.import_mixture import (
@@ -14,7 +15,6 @@ from olm_data.mixture.import_mixture import (
     manifest_text,
     read_mixture_file,
 )
-from olm_data.mixture.manifest import parse_mixture
 
 
 def manifest(raw: bytes, tokens: int | None = None) -> str:

@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from support.stand_in import MANIFEST, compiled, stand_in_dataset, stand_ins
+from support.stand_in import MANIFEST, compiled, parse_mixture, stand_in_dataset, stand_ins
 
 from olm_data.errors import ConflictError, InputError, ValidationError
-from olm_data.mixture.compile import compile_lock
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.manifest import parse_mixture
+from olm_data.mixture.mix import compile_lock
 
 GOLDEN = Path(__file__).parent / "golden"
 

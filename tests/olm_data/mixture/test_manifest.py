@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.command import inside
-from support.stand_in import MANIFEST
+from support.stand_in import MANIFEST, parse_mixture
 
 from olm_data.errors import UsageError, quoted
-from olm_data.mixture.manifest import parse_mixture
 from olm_data.packing.concat import Concat
 
 

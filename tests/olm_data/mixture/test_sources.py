@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.small_datasets import random_shards, write_dataset
+from support.stand_in import parse_mixture
 
 from olm_data.errors import InputError
-from olm_data.mixture.manifest import parse_mixture
 from olm_data.mixture.sources import open_sources, open_views
 
 MANIFEST = """\

@@ -7,11 +7,10 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from support.stand_in import stand_in_dataset
+from support.stand_in import parse_mixture, stand_in_dataset
 
 from olm_data.errors import InputError, UsageError
-from olm_data.mixture.compile import compile_lock
-from olm_data.mixture.manifest import parse_mixture
+from olm_data.mixture.mix import compile_lock
 
 HEAD = "version: 1\nseed: 3\nsequence_length: 10\non_exhausted: error\nsources:\n"
 

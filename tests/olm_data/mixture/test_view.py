@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from support.small_datasets import random_shards, write_dataset
+from support.stand_in import parse_mixture
 
 from olm_data.cli import cli
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.manifest import parse_mixture
 from olm_data.mixture.mix import mix
 from olm_data.mixture.summary import summarise, warnings
 from olm_data.packing.packings import PACKINGS

@@ -18,11 +18,11 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from support.stand_in import parse_mixture
 
 from olm_data.errors import UsageError, ValidationError
 from olm_data.extensions.importing.import_files import import_files
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.manifest import parse_mixture
 from olm_data.mixture.mix import mix
 from olm_data.mixture.summary import summarise
 from olm_data.order.olmo_core import OlmoCore, shuffled, shuffled_positions

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.inline_runner import InlineRunner
+from support.reading import resolve_source
 from support.tokenizing import digests, hashes_of, make_dataset, make_request, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
@@ -23,7 +24,7 @@ from olm_data.errors import ConflictError, InputError, ValidationError
 from olm_data.runners.base import Count
 from olm_data.runners.local import LocalRunner
 from olm_data.select.selection import drawn
-from olm_data.sources import plan_units, read_units, resolve_source
+from olm_data.sources import plan_units, read_units
 from olm_data.tokenization.budget import BudgetWatch
 from olm_data.tokenization.recipe import parse_budget
 from olm_data.tokenization.select_documents import select_documents

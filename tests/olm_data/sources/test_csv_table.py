@@ -11,10 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.inputs import lines, write
-from support.reading import read_source
+from support.reading import read_source, resolve_source
 
 from olm_data.errors import InputError, UsageError
-from olm_data.sources import resolve_source
 
 # what may stand in a field: quotes, both line ends, separators, no ASCII
 FIELDS = st.text(st.sampled_from('ab"\r\n,;\t \u4f60\u0000'), max_size=12)

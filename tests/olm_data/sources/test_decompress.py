@@ -17,11 +17,10 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.inputs import lines, write
-from support.reading import read_source
+from support.reading import read_source, resolve_source
 
 from olm_data.decompress import decompressed
 from olm_data.errors import InputError
-from olm_data.sources import resolve_source
 
 PACKED: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,

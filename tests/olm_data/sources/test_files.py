@@ -8,10 +8,11 @@ import msgspec
 import pytest
 import s3fs
 from support.inputs import jsonl
+from support.reading import resolve_source
 
 from olm_data.dataset.inputs import ReadOptions, Unit
 from olm_data.errors import StorageError
-from olm_data.sources import current_revision, resolve_source
+from olm_data.sources import current_revision
 
 
 def test_a_changed_file_has_another_revision(tmp_path: Path) -> None:

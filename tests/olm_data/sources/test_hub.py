@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from support.hub_stub import HubStub
-from support.reading import read_source
+from support.reading import read_source, resolve_source
 
 from olm_data.cli import cli
 from olm_data.errors import StorageError, UsageError
-from olm_data.sources import named, resolve_source
+from olm_data.sources import named
 
 
 def run(hub: HubStub, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -130,10 +130,11 @@ def test_a_wrong_config_or_split_of_a_hub_dataset_is_a_usage_error(
     pytest.importorskip("datasets")
     script = """
 from olm_data.errors import UsageError
-from olm_data.sources import resolve_source
+from olm_data.sources import SourceRequest, resolve_source
 for config, split in ((":nope", None), ("", "dev")):
     try:
-        resolve_source(source="hf:HuggingFaceFW/fineweb-edu" + config, split=split)
+        source = "hf:HuggingFaceFW/fineweb-edu" + config
+        resolve_source(SourceRequest(source=source, split=split))
     except UsageError as error:
         print(error.what, error.why)
 """

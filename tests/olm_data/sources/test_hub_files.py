@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from support.hub_stub import COMMIT, HubStub
-from support.reading import read_source
+from support.reading import read_source, resolve_source
 
 from olm_data.errors import InputError, StorageError, UsageError
-from olm_data.sources import resolve_source
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 

@@ -8,9 +8,9 @@ from support.s3 import client
 from support.tokenizing import make_dataset
 
 from olm_data.dataset.inputs import ReadOptions
-from olm_data.sources.identical import identical_inputs
 from olm_data.sources.listing import list_files
 from olm_data.storage.store import Store
+from olm_data.tokenization.request import identical_inputs
 
 
 def test_one_byte_in_the_middle_of_a_large_file_makes_another_content(

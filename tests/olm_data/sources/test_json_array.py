@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.inputs import lines, write
-from support.reading import read_source
+from support.reading import read_source, resolve_source
 
 from olm_data.errors import InputError
-from olm_data.sources import resolve_source
 
 QUICK = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -12,11 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from support.inputs import jsonl
-from support.reading import read_source
+from support.reading import read_source, resolve_source
 from support.tokenizing import write_jsonl
 
 from olm_data.errors import InputError, UsageError
-from olm_data.sources import resolve_source
 
 
 def passed(*arguments: Any) -> dict[str, set[str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.command import REPOSITORY, olm_data
-from support.reading import read_source
+from support.reading import read_source, resolve_source
 from support.tokenizing import digests
 
 from olm_data.dataset.dataset import Dataset
@@ -17,7 +17,7 @@ from olm_data.errors import InputError, UsageError
 from olm_data.extensions.text_stream.documents import Order, Slot
 from olm_data.extensions.text_stream.open import named_corpus
 from olm_data.runners.slurm import batch_script
-from olm_data.sources import own, resolve_source
+from olm_data.sources import own
 from olm_data.storage.store import Store
 from olm_data.tokenization.stored_job import load_job
 from olm_data.verbs import tokenize

@@ -7,9 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from support.reading import read_source
-
-from olm_data.sources import resolve_source
+from support.reading import read_source, resolve_source
 
 
 def test_the_standard_library_is_source_code_without_tests() -> None:

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.inputs import lines, write_rows
-from support.reading import read_source
+from support.reading import read_source, resolve_source
 from support.tokenizing import digests, make_dataset, texts
 
 from olm_data.errors import InputError, UsageError
-from olm_data.sources import plan_units, read_units, resolve_source
+from olm_data.sources import plan_units, read_units
 
 
 def test_arrays_and_tables_make_the_same_dataset_whatever_the_workers_and_verify_deeply(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from support.inputs import jsonl
-from support.reading import read_plan
+from support.reading import read_plan, resolve_source
 
 from olm_data.errors import InputError
-from olm_data.sources import current_revision, resolve_source
+from olm_data.sources import current_revision
 
 
 def test_files_on_s3_read_as_local_ones_do(tmp_path: Path, s3: dict[str, str]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.reading import resolve_source
 
 from olm_data.errors import OlmError, StorageError, UsageError
-from olm_data.sources.resolve import resolve_source
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 

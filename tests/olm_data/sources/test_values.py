@@ -10,12 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.reading import read_source
+from support.reading import read_source, resolve_source
 from support.tokenizing import make_dataset, make_recipe, texts
 
 from olm_data.errors import InputError
 from olm_data.mixture.mix import mix
-from olm_data.sources import resolve_source
 from olm_data.tokenization.base_dataset import BaseDataset
 from olm_data.tokenization.request import prepare
 

@@ -14,7 +14,7 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 from olm_data.dataset.account import InputAccount, check_accounts
 from olm_data.dataset.inputs import Unit
 from olm_data.errors import ValidationError
-from olm_data.tokenization.accounts import runs
+from olm_data.tokenization.pipeline import runs
 
 
 def test_every_record_is_a_document_or_a_counted_drop(tiny_tokenizer: Path, tmp_path: Path) -> None:

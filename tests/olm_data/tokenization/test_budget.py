@@ -53,7 +53,7 @@ def test_above_a_count_the_run_stops_and_a_larger_one_goes_on_from_there(
         make_dataset(inputs, tiny_tokenizer, output, runner=runner, max_bad="4", **options)
     assert 0 < len(runner.finished) < tasks
     assert "stopped early" in caught.value.what
-    assert str(caught.value.where).count("malformed") == 6
+    assert caught.value.what.count("malformed") == 6
     again = Counting()
     made = make_dataset(inputs, tiny_tokenizer, output, runner=again, max_bad="12", **options)
     assert sorted(runner.finished + again.finished) == list(range(tasks))
@@ -70,7 +70,7 @@ def test_workers_are_stopped_too_and_the_ten_places_are_those_of_the_first_tasks
         make_dataset(
             [source], tiny_tokenizer, tmp_path / "out", runner=LocalRunner(1), max_bad="15"
         )
-    places = str(caught.value.where).splitlines()[1:]
+    places = caught.value.what.splitlines()[1:]
     assert [line.split(":")[1].strip() for line in places] == [f"byte {4 * k}" for k in range(10)]
 
 

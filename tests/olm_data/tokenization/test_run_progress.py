@@ -14,7 +14,7 @@ from support.tokenizing import make_request, texts, write_jsonl
 
 from olm_data.progress import Progress
 from olm_data.runners.base import Count
-from olm_data.tokenization.run_progress import RunFacts, RunProgress, in_words, stage_shares
+from olm_data.tokenization.shards import RunFacts, RunProgress, in_words, stage_shares
 from olm_data.tokenization.tokenize import tokenize
 
 

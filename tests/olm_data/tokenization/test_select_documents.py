@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.reading import resolve_source
 from support.tokenizing import texts, write_jsonl
 
 from olm_data.errors import InputError, UsageError
-from olm_data.sources import plan_units, read_units, resolve_source
+from olm_data.sources import plan_units, read_units
 from olm_data.tokenization.select_documents import select_documents
 
 

@@ -50,7 +50,7 @@ def test_metrics_that_are_asked_for_get_lines_at_their_own_interval(
         assert names == {"optim/lr", "train/tokens"}
     assert shown[0] == ["metrics of step 1", "metrics of step 7"]
     assert shown[1] == [f"metrics of step {step}" for step in (1, 3, 6, 7)]
-    with pytest.raises(UsageError, match="has no effect without `metrics`"):
+    with pytest.raises(UsageError, match="has no effect without metrics"):
         build_trainer(tiny_mixture, tmp_path, f"{prefix}.metrics_log_interval=3")
 
 

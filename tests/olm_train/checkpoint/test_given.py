@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from olm_data.errors import UsageError
-from olm_train.checkpoint.given import mapping_of
+from olm_train.checkpoint.resume import mapping_of
 
 
 @pytest.mark.parametrize(

@@ -158,5 +158,5 @@ def test_so_many_of_the_newest_permanent_ones_stay(tiny_mixture: Path, tmp_path:
         "--trainer.callbacks.checkpointer={save_interval: 2, max_checkpoints: 2, fixed_steps: [3]}",
     ).fit()
     assert candidates(tmp_path) == ["step00000008", "step00000006", "step00000003"]
-    with pytest.raises(UsageError, match="max_checkpoints has no effect"):
+    with pytest.raises(UsageError, match="no effect with remove: never"):
         CheckpointerConfig(max_checkpoints=2, remove=Removal.never)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.order.steps import Steps, StepSizes
-from olm_train.data.read_steps import _rows_of_ranks
+from olm_train.data.loader import _rows_of_ranks
 
 
 @given(

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from support.runs import write_config
 
-from olm_train.run.command import main
-from olm_train.run.own_code import place_outside
+from olm_train.run.command import main, place_outside
 
 BROKEN = """\
 from dataclasses import dataclass

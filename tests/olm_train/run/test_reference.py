@@ -7,7 +7,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from olm_data.config.hints import attributes, rest_of
+from olm_data.config.convert import rest_of
+from olm_data.config.docs import attributes
 from olm_data.config.reference import refresh
 from olm_train.run.config import RunConfig
 from olm_train.run.reference import PAGE, main

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from support.importing import OLMO
+from support.stand_in import parse_mixture
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.cli import cli
@@ -21,7 +22,6 @@ from olm_data.mixture.import_mixture import (
     import_command,
 )
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.manifest import parse_mixture
 from olm_data.mixture.schema import PATH
 
 
