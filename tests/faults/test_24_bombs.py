@@ -127,6 +127,7 @@ def test_the_command_exits_4(tiny_tokenizer: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 4
     assert "a.jsonl.zst" in done.stderr
+    assert "bomb" in done.stderr
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 

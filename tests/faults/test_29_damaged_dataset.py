@@ -111,21 +111,28 @@ def test_31_a_flipped_bit_of_the_manifest_is_refused_unless_it_says_the_same(dat
 
 
 def test_32_shards_swapped_with_each_other_or_from_another_dataset_are_refused(
-    dataset: Path, tiny_tokenizer: Path, tmp_path: Path
+    tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
-    other = write_jsonl(tmp_path / "other.jsonl", ["on  two", "there", "x"])
-    make_dataset([other], tiny_tokenizer, tmp_path / "other", shard_tokens=1000)
+    """Shards of the same lengths: only their digests tell them apart."""
+    texts = ("six two three", "ten two three", "one two three")
+    files = [write_jsonl(tmp_path / f"{k}.jsonl", [text]) for k, text in enumerate(texts)]
+    dataset, other = tmp_path / "out", tmp_path / "other"
+    make_dataset(files[:2], tiny_tokenizer, dataset, shard_tokens=10)
+    make_dataset(files[2:], tiny_tokenizer, other, shard_tokens=10)
+    shards = [s for d in (dataset, other) for s in Dataset.open(str(d)).manifest.shards]
+    assert len(shards) == 3
+    assert len({(shard.tokens, shard.documents) for shard in shards}) == 1
     kinds = ("tokens.npy", "ends.npy", "docs.parquet", "json")
     for kind in kinds:
-        first, second = dataset / f"shard-00000.{kind}", dataset / f"shard-00001.{kind}"
-        swapped = first.read_bytes(), second.read_bytes()
-        second.write_bytes(swapped[0])
-        first.write_bytes(swapped[1])
+        one, two = dataset / f"shard-00000.{kind}", dataset / f"shard-00001.{kind}"
+        swapped = one.read_bytes(), two.read_bytes()
+        two.write_bytes(swapped[0])
+        one.write_bytes(swapped[1])
     assert not verify(str(dataset)).ok
     with pytest.raises(ValidationError):
         Dataset.open(str(dataset)).read(0, 1)
     for kind in kinds:
-        shutil.copy(tmp_path / "other" / f"shard-00000.{kind}", dataset)
+        shutil.copy(other / f"shard-00000.{kind}", dataset)
     assert not verify(str(dataset)).ok
     with pytest.raises(ValidationError):
         Dataset.open(str(dataset)).read(0, 1)

@@ -51,7 +51,11 @@ def test_malformed_json_is_one_error(name: str) -> None:
         decode(DEEP[name])
 
 
-def test_depth_is_bounded_at_the_limit_and_not_before() -> None:
+@pytest.mark.parametrize("piece", [1, 7, MAX_DEPTH, bounded_json.PIECE])
+def test_depth_is_bounded_at_the_limit_and_not_before(
+    piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_json, "PIECE", piece)
     decode(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
     with pytest.raises(MalformedJson, match="levels of nesting"):
         decode(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1))

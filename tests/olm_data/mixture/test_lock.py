@@ -12,7 +12,7 @@ import pytest
 from support.stand_in import MANIFEST, compiled, parse_mixture, stand_in_dataset, stand_ins
 
 from olm_data.errors import ConflictError, InputError, ValidationError
-from olm_data.mixture.lock import Lock
+from olm_data.mixture.lock import Lock, lock_of_run
 from olm_data.mixture.mix import compile_lock
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -107,3 +107,19 @@ def test_a_lock_of_another_version_is_refused_by_name(tmp_path: Path, key: str, 
     path.write_text(json.dumps(json.loads(compiled(MANIFEST).encode()) | {key: value}))
     with pytest.raises(ValidationError, match=f"{value}.*this release reads"):
         Lock.read(path)
+
+
+@pytest.mark.parametrize("place", ["m.lock.json", "s3://bucket/m.lock.json"])
+def test_a_remote_run_may_name_a_lock_in_its_own_bucket(place: str) -> None:
+    found = lock_of_run({"data_loader": {"mixture": place}}, "s3://bucket/run")
+    assert found.startswith("s3://bucket/")
+
+
+@pytest.mark.parametrize("folder", ["s3://other/run", "s3://bucket-2/run", "gs://bucket/run"])
+def test_a_remote_run_names_no_lock_and_no_source_of_another_bucket(folder: str) -> None:
+    with pytest.raises(InputError, match="which only you may open"):
+        lock_of_run({"data_loader": {"mixture": "s3://bucket/m.lock.json"}}, folder)
+    lock = compiled(MANIFEST)  # its source `code` is in s3://bucket
+    lock.refuse_far("s3://bucket/run")
+    with pytest.raises(InputError, match="source 'code' of its lock"):
+        lock.refuse_far(folder)

@@ -330,7 +330,7 @@ def test_the_command_adds_says_what_and_leaves_nothing_in_a_dry_run(
     before = digests(out)
     dry = olm_data("add", "out", "1.jsonl", "--dry-run", folder=tmp_path)
     assert dry.returncode == 0, dry.stderr
-    assert dry.stdout.startswith("would write out\n  inputs     1 file,")
+    assert dry.stdout.startswith("would write out\n  inputs      1 file,")
     assert digests(out) == before
     ran = olm_data("add", "out", "1.jsonl", "--workers", "1", "--json", folder=tmp_path)
     assert ran.returncode == 0, ran.stderr

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from olm_data.storage.lease import LeaseLostError, acquire
 from olm_data.storage.store import Store
 from olm_train.checkpoint.folders import (
     candidates,
@@ -24,6 +27,22 @@ def test_removal_takes_the_name_away_first_and_partial_ones_are_cleaned(tmp_path
     assert candidates(tmp_path) == ["step00000002"]
     assert remove_partial(tmp_path) == ["step00000003.tmp"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.tmp", "step00000002"]
+
+
+def test_partial_ones_of_a_later_lease_stay_and_all_do_once_the_lease_is_lost(
+    tmp_path: Path,
+) -> None:
+    lease = acquire(Store(tmp_path), prefix="lease-", busy="", fix="", note=print)
+    for name in ("step00000001-000001.tmp", "step00000002-000012.tmp"):
+        (tmp_path / name).mkdir()
+    remove_partial(tmp_path, lease.fence)
+    assert partial_folders(tmp_path) == ["step00000002-000012.tmp"]
+    (tmp_path / "step00000003-000001.tmp").mkdir()
+    (tmp_path / "lease-000002.json").touch()
+    with pytest.raises(LeaseLostError):
+        remove_partial(tmp_path, lease.fence)
+    assert partial_folders(tmp_path) == ["step00000002-000012.tmp", "step00000003-000001.tmp"]
+    lease.release(keep=False)
 
 
 def test_folders_are_found_newest_first_and_others_left_alone(tmp_path: Path) -> None:

@@ -194,6 +194,9 @@ def test_the_time_callers_wait_is_counted(lock: Path, prefetch: int) -> None:
         waited = batches.data_wait_seconds
         assert waited > 0.0
     assert batches.data_wait_seconds == waited  # closing loses nothing
+    next(iter(batches))
+    assert batches.data_wait_seconds > waited  # nor does a second pass
+    batches.close()
 
 
 def test_batches_move_to_a_device_whole(lock: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 from support.hf_exports import OLMO2, trained
 
-from olm_data.errors import ValidationError
+from olm_data.errors import InputError, ValidationError
 from olm_train.extensions.hf_export import export as exporting
-from olm_train.extensions.hf_export import job
+from olm_train.extensions.hf_export import job, proof
 from olm_train.extensions.hf_export.job import Options
 from olm_train.extensions.hf_export.proof import why_not_computed
 
@@ -25,3 +27,19 @@ def test_a_folder_that_computes_otherwise_is_never_there(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     found = job.Job(checkpoint, Options(check="files"), exporting.model_config(checkpoint))
     assert why_not_computed(found).endswith("--verify files")
+
+
+def test_no_address_in_the_lock_of_a_run_is_asked(
+    tiny_mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    shutil.copytree(tiny_mixture.parent, tmp_path / "mixture")
+    lock = tmp_path / "mixture" / tiny_mixture.name
+    checkpoint = trained(lock, tmp_path / "run", OLMO2)
+    found = job.Job(checkpoint, Options(check="files"), exporting.model_config(checkpoint))
+    assert proof._rows(found)
+    value = json.loads(lock.read_bytes())
+    value["locations"] = dict.fromkeys(value["locations"], "s3://b/data")
+    lock.write_text(json.dumps(value))
+    with pytest.raises(InputError, match="which only you may open"):
+        proof._rows(found)
