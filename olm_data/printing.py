@@ -24,7 +24,8 @@ import msgspec
 from rich.cells import cell_len, set_cell_size
 
 from olm_data.counts import duration
-from olm_data.errors import printable, shown
+from olm_data.errors import printable
+from olm_data.redaction import redacted
 
 WITHOUT_TERMINAL = 1 << 16
 LEAST_NAME, MOST_NAME = 12, 60
@@ -43,7 +44,7 @@ Ordinal = Annotated[int, msgspec.Meta(extra={"shown": "d"})]
 
 
 def emit(result: Any, as_json: bool, lines: Iterable[str] | None = None) -> None:
-    """Print a result: its fields as JSON, or lines without secrets or escapes.
+    """Print a result: its fields as JSON, or lines; no secret, escape or line break in one acts.
 
     Args:
         lines: None: `result.lines()`.
@@ -52,7 +53,7 @@ def emit(result: Any, as_json: bool, lines: Iterable[str] | None = None) -> None
         print_json(result)
     else:
         for line in result.lines() if lines is None else lines:
-            click.echo(shown(line))
+            click.echo(printable(redacted(line)))
 
 
 def print_json(result: object) -> None:

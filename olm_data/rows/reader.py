@@ -369,6 +369,12 @@ class Windows:
             following=following,
         )
 
+    def read_tokens(self, i: int, j: int) -> tuple[Int64, Int64]:
+        """Return only (input_ids, labels) of windows i .. j-1, as `read` would."""
+        lease = BatchMemory(self._pool, j - i, self._length)
+        self._fill(i, j, lease)
+        return lease.input_ids, lease.labels
+
     def _fill(self, i: int, j: int, lease: BatchMemory) -> tuple[Int64, NDArray[Any]]:
         """Write inputs and labels of windows i .. j-1; return their cuts, and what follows them."""
         width, dtype, near = self._length + 1, self._shards.dtype, self._near
