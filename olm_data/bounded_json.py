@@ -5,8 +5,7 @@
 
 The check looks at brackets, digits and control bytes outside strings, a piece at a time, so a file
 of brackets or of zeros is refused at the cost of one piece. A typed decode then stops at the first
-value that does not fit. Sizes are the concern of who reads the file (`regular_files.py`). Never:
-recurse with the text, or let the second of two equal keys win in silence.
+value that does not fit. Sizes are the concern of who reads the file (`regular_files.py`).
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@
 
 No other module unpacks what somebody else packed (`tests/test_read_sites.py`).
 
-Frames that follow each other are one stream. Zero bytes after the last one, as tape tools and
-block devices leave them, are no data of gzip, xz and bzip2, as for those programs. Never: a window
-above 128 MiB, or more bytes at a time than asked for, however small the file.
+Frames that follow each other are one stream. Zero bytes after the last one, as tape tools and block
+devices leave them, are no data of gzip, xz and bzip2, as for those programs.
 """
 
 from __future__ import annotations

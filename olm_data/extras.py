@@ -1,9 +1,7 @@
 """Optional packages: which extra of the distribution brings them, and what to type for it.
 
-    with needs("s3", "s3://"):
-        import s3fs
-
-Never: a version check; what is installed and does not work says so itself.
+with needs("s3", "s3://"):
+    import s3fs
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     browser or client -> own address -> Handler: `welcome`, then an answer by `head`
 
 A request must name the server as its host, so that a page of another site reaches it under no name
-of its own. Never: other machines; what is asked is printed nowhere.
+of its own.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     config.json -> About: classes and shape of the model; name, size and sha256 of each other file
 
-`olm_train/model/weights_folder.py` writes and loads such a folder. Never: reads a weight.
+`olm_train/model/weights_folder.py` writes and loads such a folder.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     planned sizes, bytes of text done -> forecast           (done, still to do), in bytes of text
 
 Recent speed, not the average since the start: a run that slows down must show it, and a run that
-was resumed must not be judged by its first minute. Never: reads a clock.
+was resumed must not be judged by its first minute.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
          -> by value: what the environment and the clients in use hold (`hold`)          -> text
 
 A credential is found by value as it stands, in any case, and as Python and URLs write it. So redact
-first and cut or encode afterwards: nothing recognises what is left of it then.
-Never: a decision about data. A text that is data goes to files and terminal as it is.
+first and cut or encode afterwards: nothing recognises what is left of it then. A text that is data
+goes to files and terminal as it is.
 """
 
 from __future__ import annotations

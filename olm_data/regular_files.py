@@ -5,7 +5,7 @@
 
 What others wrote may be a named pipe (whose open waits for ever), a device without an end, a
 folder, or a link to any of these. What stands there is therefore looked at before it is opened, and
-again once it is, without waiting, before a byte is read. Never: read without a limit.
+again once it is, without waiting, before a byte is read.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     standard error fails     -> the same
     a crash in native code   -> where each thread was, on standard error
 
-For the command line alone, at its start. Never: touches a stream that works.
+For the command line alone, at its start.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One function over many items on several threads: the results come in the items' order.
 
 For work that waits (reads of a remote store) or leaves the interpreter (hashing, decompression,
-NumPy, Arrow). Never: a result without its error; the first one is raised, and what has not begun
-by then does not begin. Nor a wait inside the garbage collector: that runs in whatever thread, in
-the middle of whatever it holds, so a wait there may be for that very thread.
+NumPy, Arrow). Nor a wait inside the garbage collector: that runs in whatever thread, in the middle
+of whatever it holds, so a wait there may be for that very thread.
 """
 
 from __future__ import annotations

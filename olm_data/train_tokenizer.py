@@ -2,9 +2,9 @@
 
     documents of any source -> pieces of at most 1 MiB -> BPE trainer -> tokenizer.json
 
-Byte-level, so that every text has ids and decodes back exactly. The same input gives the same
-file: the trainer breaks ties by id, and documents are fed in input order. The file is written in
-one step, or not at all. Never: another file there replaced unasked, or a record left out unnamed.
+Byte-level, so that every text has ids and decodes back exactly. The same input gives the same file:
+the trainer breaks ties by id, and documents are fed in input order. The file is written in one
+step, or not at all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A step for any model: any `nn.Module`, any loss, any torch optimiser.
 
 The loss of a step is the mean over the global batch, however it is cut into ranks and
-micro-batches. Random numbers of the forward pass (dropout) begin anew at each step, from seed,
-rank and step, so a resumed run draws those of an undisturbed one. Never: a loop, a file, a clock.
+micro-batches. Random numbers of the forward pass (dropout) begin anew at each step, from seed, rank
+and step, so a resumed run draws those of an undisturbed one.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
                   -> gradient norm -> finite? -> clip -> schedule -> optimiser step -> metrics
 
 The loss of a step is a sum over the global batch divided by a count over the global batch. So it
-does not depend on how the batch is cut into ranks and micro-batches. Never: a loop, a file, a
-clock.
+does not depend on how the batch is cut into ranks and micro-batches.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The command that says what each preset takes to train: `olm-train presets --gpu h100`.
 
-    PRESETS, Gpu --recipe--> table, JSON, or for one preset the part of train.yaml
-
-Never: looks at a device; the recipes are estimates, see `recipe.py`.
+PRESETS, Gpu --recipe--> table, JSON, or for one preset the part of train.yaml
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """A file of text to measure a model on: tokenised with the model's own tokenizer.
 
-    file, local or remote -> olm_data.tokenize, with the BOS and EOS of the model -> data set
-
-Never: keeps it; whoever gives the folder deletes it.
+file, local or remote -> olm_data.tokenize, with the BOS and EOS of the model -> data set
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
             <--state_dict, load_state_dict--> checkpoint
 
 A module of one's own derives from `TrainModule`, sets `world`, `model` and `optimizer`, and writes
-the four methods that have no default. Never: a loop, a file, a clock.
+the four methods that have no default.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ calling `fit` again goes on from the newest checkpoint there that verifies.
 The next step of a data loader, agreed by the ranks where its length is not known.
 
     iterator -> batches on every rank | None on every rank: the data have ended
-
-Never: a step that some ranks have and others have not.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     number, text, true or false, a choice -> the value, as of a field of train.yaml
     class, object, function               -> isinstance
 
-Pure. Never: an argument's meaning, or what goes with what.
+Pure.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     dataclass: fields, hints, `Attributes:` --refresh--> between `<!-- fields of NAME -->` markers
 
-Everything outside of the markers is written by hand and stays as it is. Never: text of its own;
-what a field means stands in the docstring of its dataclass.
+Everything outside of the markers is written by hand and stays as it is.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     dataclass or Struct --schema_of--> JSON Schema (2020-12) --check_names--> misspelt names
 
 `check_names` finds misspelt fields and kinds without importing what the configuration is for; all
-else is left to `parse`, which knows more. Never: reads or writes files.
+else is left to `parse`, which knows more.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Nested plain values of a configuration, and the place that each came from.
 
-    train.yaml --read--> Values <--override-- --a.b[0].c=value
-    key path --where--> "train.yaml:12" or "--a.b[0].c"
-
-Never: what a field means, or what is wrong with it (convert.py).
+train.yaml --read--> Values <--override-- --a.b[0].c=value
+key path --where--> "train.yaml:12" or "--a.b[0].c"
 """
 
 from __future__ import annotations

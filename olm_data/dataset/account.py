@@ -3,7 +3,7 @@
     records read = documents + held out + dropped, by reason        for each input of each task
     units in the accounts = units in the plan                       nothing read twice, nothing left
 
-Pure: values in, values or an error out. Never: repairs or rounds a count that does not add up."""
+Pure: values in, values or an error out."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """A dataset: random access to the tokens and documents of the shards its manifest names.
 
-    manifest.json -> Dataset.open -> shards, opened on first touch
-
-Never: list a directory, guess a dtype, or find document borders by an EOS id.
+manifest.json -> Dataset.open -> shards, opened on first touch
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     record batches of any size -> DocsWriter -> row groups of 65,536 -> DocumentRows, checked
 
 Columns: id, input, position, text_bytes, content_hash, then those the user kept. Specified in
-docs/reference/format.md. Never: row groups that depend on how rows were handed over.
+docs/reference/format.md.
 """
 
 from __future__ import annotations

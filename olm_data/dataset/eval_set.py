@@ -6,7 +6,7 @@
     EvalSet.open  <- the same folder, local or remote; what is not as its digest says is refused
 
 A request is a context and a continuation that may follow it; the requests of a question are its
-choices, of which one is right. Never: a text, or a tokenizer.
+choices, of which one is right.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
                                         of the plans before it, and are never written again
 
 A version's manifest lists all shards and inputs, old ones first and unchanged, and in `added` where
-each addition begins. Never: deletes or rewrites anything a version's manifest names.
+each addition begins.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The job of a run as a file, `job.json` beside `plan.json`: so a worker needs storage only.
 
 The file is not digested: it holds where the inputs are read (`url`), which may differ between two
-runs that make the same bytes. It has a digest of its own. Never: credentials, or the place of the
-output itself.
+runs that make the same bytes. It has a digest of its own.
 """
 
 from __future__ import annotations

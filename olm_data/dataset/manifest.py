@@ -4,8 +4,7 @@
     manifest.json  -> read_manifest  -> Manifest, its digest checked
 
 The `digest` is the sha256 of the manifest's canonical JSON without the keys `digest` and `tools`;
-it names the dataset everywhere else. docs/reference/format.md is the specification. Never: list a
-directory, or trust a manifest that does not match its digest.
+it names the dataset everywhere else. docs/reference/format.md is the specification.
 """
 
 from __future__ import annotations

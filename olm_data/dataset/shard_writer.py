@@ -4,8 +4,7 @@
     staged files, ends           ->  publish_shard: four files, the record last
 
 A token file that is in its place already (`importing/`) needs `publish_shard` only. The format is
-specified in docs/reference/format.md. Never: write through a memory map (a full disk would be a
-SIGBUS).
+specified in docs/reference/format.md.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     TokenizerRules (manifest.json, mixture.lock.json) --.
     tokenizer.json --digest equal? probed before?-------+--> own_tokenizer -> TokenizerSpec
 
-Whatever shows, searches, verifies or continues a dataset gets its tokenizer here. Never: another
-file than the one that made the ids.
+Whatever shows, searches, verifies or continues a dataset gets its tokenizer here.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     Tools --stored--> manifest.json, `tools`: one flat object of texts --Tools.of--> Tools
 
 Whoever edits that part of a manifest changes nothing that is relied on, so what cannot be read of
-it is left out. Never: fail.
+it is left out.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@
 A document is kept if `where` is true for it (`select/where.py`) and its id is not excluded. Its
 columns are those of `docs.parquet`: the kept ones, and `id`, `input` (the path of the input, as
 `olm-data show` shows it), `position`, `text_bytes`, `content_hash`. What is kept becomes a row plan
-(packing/write_plan.py); nothing is tokenised or copied. Never: read a token, or hold more than some
-documents and 16 bytes for each excluded id.
+(packing/write_plan.py); nothing is tokenised or copied.
 """
 
 from __future__ import annotations

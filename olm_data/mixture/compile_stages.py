@@ -4,7 +4,7 @@
 
 A stage by shares takes as many rows as its tokens say, and its shares become counts per block. A
 stage by epochs, and one whose sources were capped, is a number of rows of each source: its counts
-draw exactly these, in several parts where no block does. Never: open a dataset or read a file.
+draw exactly these, in several parts where no block does.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 The rows before the first difference are found from the slot tables: two periodic sequences that
 agree over the sum of their periods agree for ever (N. Fine and H. Wilf, "Uniqueness theorems for
-periodic functions", 1965), so nothing is walked that has the size of the run. Never: read data.
+periodic functions", 1965), so nothing is walked that has the size of the run.
 """
 
 from __future__ import annotations

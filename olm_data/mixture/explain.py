@@ -2,7 +2,7 @@
 
     Lock --explain--> lines of arithmetic, stage by stage         Lock --tree--> nodes
 
-Computed from the lock alone. Never: read data.
+Computed from the lock alone.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     Lock, tokens --longer--> Lock: its last stage goes on; `extends` names the older lock
 
 The trainer goes on from a checkpoint of a lock that is named there. Proven before it is returned:
-by structure (diff.same_rows) and by the order digest of rows sampled in both. Never: read data, or
-change a share.
+by structure (diff.same_rows) and by the order digest of rows sampled in both.
 """
 
 from __future__ import annotations

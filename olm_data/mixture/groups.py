@@ -3,7 +3,7 @@
     {web: 70, technical: 30}, groups --expand--> tree of Share --leaves--> share of each source
                                 tree, limits --fill--> amount of each source, within its limit
 
-Pure: fractions and names in, fractions and names out. Never: round.
+Pure: fractions and names in, fractions and names out.
 """
 
 from __future__ import annotations

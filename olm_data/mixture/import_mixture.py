@@ -3,10 +3,9 @@
     source_mixture.yaml | blend list --read_mixture_file--> ForeignMixture --manifest_text--> text
 
 Formats: OLMo-core `SourceMixtureList` (sources with source_name, target_ratio, paths,
-max_repetition_ratio, max_source_fraction), alone or under `source_list` beside requested_tokens
-and seed; Megatron-LM `--data-path` (`weight prefix weight prefix ...`, or prefixes alone), and the
-JSON of `--per-split-data-args-path`, of which `train` is taken. Weights are exact as written.
-Never: read token files; `olm-data import` makes the datasets that the manifest names.
+max_repetition_ratio, max_source_fraction), alone or under `source_list` beside requested_tokens and
+seed; Megatron-LM `--data-path` (`weight prefix weight prefix ...`, or prefixes alone), and the JSON
+of `--per-split-data-args-path`, of which `train` is taken. Weights are exact as written.
 """
 
 from __future__ import annotations

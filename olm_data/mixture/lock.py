@@ -6,7 +6,7 @@
 
 A lock holds integers and strings only. Its `digest` is the sha256 of its canonical JSON without the
 keys `digest`, `tools` and `locations`, so that data may be moved and the run stays the same run.
-docs/reference/mixture.md is the specification. Never: read tokens, or replace another lock unasked.
+docs/reference/mixture.md is the specification.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     manifest.yaml --config.convert--> ManifestKeys --checked together--> Mixture
 
 Numbers are read from the text as integers and fractions; 0.1 is one tenth. Paths are relative to
-the manifest's folder. Never: open a dataset or change a value silently. docs/reference/mixture.md
-lists every key.
+the manifest's folder.
 """
 
 from __future__ import annotations

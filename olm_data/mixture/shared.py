@@ -5,8 +5,6 @@
 
 `max_epochs` counts the rows of each source apart, so what two sources share may be seen more often
 than it says; and a model is measured on nothing new by a held-out set that is trained on, too.
-Never: read a token, or find documents that other inputs have in common by chance (`tokenize
---dedup` does that within a dataset).
 """
 
 from __future__ import annotations

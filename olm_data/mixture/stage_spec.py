@@ -1,9 +1,7 @@
 """Stages of a mixture manifest, read into exact values.
 
-    `groups`, `stages` of the manifest --read_stages--> StageSpec, one a stage
-    weights_file -----------------------^
-
-Never: open a dataset, or know its size. docs/reference/mixture.md lists the keys.
+`groups`, `stages` of the manifest --read_stages--> StageSpec, one a stage
+weights_file -----------------------^
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@
     row in source = order.rows_at(k; seed, name, epoch)                      (orders.py)
 
 Everything is vectorised and exact in 64-bit integers, and nothing has the size of a dataset: the
-largest table is one block of slots a stage, built when the stage is first touched. Never: files,
-clocks, global random state. docs/reference/mixture.md is the specification; the golden vectors in
-tests/olm_data/order/golden freeze it. A change here is a new order version.
+largest table is one block of slots a stage, built when the stage is first touched. A change here is
+a new order version.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 G, W and b decide who reads when, never what stands where in the order. G is one number for a whole
 run, or follows a schedule of batch sizes. Steps count from 0 here; logs and commands count them
-from 1. Never: files, or which documents a row holds.
+from 1.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 A chunk is c neighbouring rows of the source; the rows behind the last whole chunk come at the end
 of the epoch. Whoever reads a window needs the data of its chunks only, so a cache of a few shards
 is enough for a source of any size. The state stays what it is in the global order: one integer.
-docs/reference/mixture.md is the specification. Never: a table of the dataset's size, files, clocks.
+docs/reference/mixture.md is the specification.
 """
 
 from __future__ import annotations

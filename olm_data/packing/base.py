@@ -5,7 +5,7 @@
 
 A piece is some neighbouring tokens of one document. The pieces of a row have at most S + 1 tokens,
 the last of which is only a label. `packings.py` names the packings there are;
-docs/explanation/architecture.md shows how to add one. Never: read a token.
+docs/explanation/architecture.md shows how to add one.
 """
 
 from __future__ import annotations

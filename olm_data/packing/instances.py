@@ -3,7 +3,7 @@
     ends of each shard -> rows of exactly S tokens, none over two shards -> pieces of documents
 
 What is left of a shard is in no row. A row has no token that follows it, so its last position has
-no label, as there. In a manifest and a lock it is `concat`, with that order. Never: read a token.
+no label, as there. In a manifest and a lock it is `concat`, with that order.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
     RowPlan.open(folder) -> .pieces(row)     -> the reader copies them one behind the other
 
 The pieces of a row have at most S + 1 tokens, the last of which is only a label; after each piece
-that ends before that, a document ends. A row with fewer tokens is padded. Never: hold more in
-memory than some of the rows.
+that ends before that, a document ends. A row with fewer tokens is padded.
 """
 
 from __future__ import annotations

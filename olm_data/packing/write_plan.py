@@ -1,9 +1,7 @@
 """From a dataset to its row plan: documents read from the shards' ends, a window at a time.
 
-    Dataset --ends, shard by shard--> windows of documents --Packing.pack--> files, PlanInfo
-            `-docs.parquet--> ViewScan: which of them
-
-Never: read a token, hold more than a window of documents.
+Dataset --ends, shard by shard--> windows of documents --Packing.pack--> files, PlanInfo
+        `-docs.parquet--> ViewScan: which of them
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ Bytes are those of the text, from `docs.parquet`. Those of a document are shared
 labels, so that a part of a data set has bytes too; over a whole document they are its `text_bytes`.
 Where no BOS begins documents, the EOS of the one before does, and their first token is a label;
 where there is neither, it is none, and no bytes are known: they would count what is not predicted.
-Never: a token, a text, a tokenizer.
 """
 
 from __future__ import annotations

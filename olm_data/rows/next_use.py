@@ -4,7 +4,7 @@
     sizes, next uses, room wanted      -> victims: furthest next use first, never again before that
 
 L. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966: giving up what
-is needed furthest in the future misses least. Never: files, clocks, what was used in the past.
+is needed furthest in the future misses least.
 """
 
 from __future__ import annotations

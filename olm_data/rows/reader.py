@@ -9,14 +9,11 @@
 `Windows` holds the located rows of many micro-batches, so that the index cost is paid once for
 thousands of rows and what is left for each batch is copying tokens. A stage with a shorter sequence
 length sees each row of the schedule as several: the same inputs and labels in the same order, in
-another shape. Never: scan for an EOS id, hold
-a table of the dataset's size, look at anything but the rows asked for.
+another shape.
 
 Memory for the arrays of batches, recycled as soon as nobody looks at a batch any more.
 
     Pool.lease -> one block -> BatchMemory: the arrays of a batch -> ... -> last view dies -> Pool
-
-Never: hand out memory that is still referenced, or copy.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 The order of a run is a pure function, so what is needed next is known and not guessed. All ranks of
 a machine share the cache and look ahead over the rows of all of them, so that none gives up what
-another needs. Never: read tokens through a memory map (a file cut short would end the process).
+another needs.
 """
 
 from __future__ import annotations

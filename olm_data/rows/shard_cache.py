@@ -6,9 +6,8 @@ A key is a digest of the shard's digests, so what lies under it is right whateve
 lock or run. A folder appears by one rename when all its bytes are checked; a process that is killed
 leaves a partial folder whose lock the kernel has dropped, and the next one clears it. Processes
 share the folder: one fetches a shard while the others wait for it; where locks do nothing, each
-fetches it for itself and one of them is kept. Nothing is held open, so giving
-a shard up frees its room at once, and a reader that finds it gone fetches it again.
-Never: a file that was not checked, more bytes than the budget, a lock that outlives its process.
+fetches it for itself and one of them is kept. Nothing is held open, so giving a shard up frees its
+room at once, and a reader that finds it gone fetches it again.
 """
 
 from __future__ import annotations

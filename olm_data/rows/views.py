@@ -3,7 +3,7 @@
     dataset, document number -> DocumentView      text, ids, where it came from
     lock or dataset, row     -> RowView           the pieces of documents the row is made of
 
-Reads through `Dataset`, so what is shown has been verified. Never: print, or draw.
+Reads through `Dataset`, so what is shown has been verified.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     metrics.jsonl --offset_of_step--> place --> StepReader.read, again and again --> LoggedStep
 
 A step is given out when all its lines are there, which is when one of a later step follows, or the
-log is known to be complete. Never: a line twice.
+log is known to be complete.
 """
 
 from __future__ import annotations

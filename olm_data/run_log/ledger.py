@@ -11,7 +11,7 @@ counted in nats, over the labels that count in the loss. Its `source:document` i
 `olm-data show document LOCK` takes.
 
 Each file says its version, rank, world and mixture under the key `olm.ledger` of its parquet
-metadata. Never: map rows to documents (`rows/pieces.py`), or read a file without a bound.
+metadata.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The lines of a log: read one by one within bounds, replaced as a whole.
 
 A line ends with a line break. The last one without is being written, or was when the machine
-failed: it is no line yet. Never: read a log as a whole, or a line without a limit.
+failed: it is no line yet.
 """
 
 from __future__ import annotations

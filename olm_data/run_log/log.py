@@ -14,8 +14,7 @@ history of the weights, each step in it once, and `starts.jsonl` that of the mac
 Numbers are written so that reading them gives the same float64 back; NaN and infinity are null. A
 line without `version` has version 1; a step of data from no mixture lock has version 2, no rows and
 no order. A last line without its end was being written when the machine failed: it is left out, and
-`notes` say so, as they do of lines that are missing or stand twice. Never: read a log as a whole,
-or a line without a limit.
+`notes` say so, as they do of lines that are missing or stand twice.
 
 What the log of a run lacks: lines of steps that are missing or stand twice, a missing file.
 

@@ -6,7 +6,7 @@
     environment.json <- versions, device and driver of the latest start
 
 Ranges may have been added to `skip`, and taken out again, while the run went on; what was skipped
-in the past is what the log says. Never: believe the log; who shows or verifies it checks the order.
+in the past is what the log says.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Most lines of a log have the same names. Such names are made a type once, and ne
 it are decoded together. Nothing is taken this way that `decode_line` refuses: a line of the type
 has each name once when it has as many colons as the type, and no escapes; its integers are narrow
 when the lines hold no long run of digits. Lines of which that cannot be said go through
-`decode_line` one by one. Never: a line that is neither given nor counted.
+`decode_line` one by one.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Each is written whole, by one process, and replaced when the checkpoint of its name became another
 one or more data were asked for. `metrics.jsonl` is the trainer's alone; who shows a run puts these
-numbers at their steps. Never: believe a name; the step is in the file.
+numbers at their steps.
 """
 
 from __future__ import annotations

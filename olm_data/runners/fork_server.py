@@ -5,8 +5,7 @@
 
 Only the standard library is imported here, so that the server can start before anything else is
 loaded. A command that works on local files alone needs no server: `ONE_THREAD` is set before it
-imports, and its workers are forked from itself. Never: a fork of a process that has a second
-thread; libraries that start one when they are imported are told not to.
+imports, and its workers are forked from itself.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 A heartbeat is a hint. Whether a task is done is told by its commit record alone, so a heartbeat
 that is lost, late or wrong about the time changes no byte of the dataset. The parent removes the
-folder when all tasks are done. Never: digested, or waited for by work.
+folder when all tasks are done.
 """
 
 from __future__ import annotations

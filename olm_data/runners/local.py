@@ -6,14 +6,11 @@
     parent <--(counts)-- worker             by shared memory without a lock, a row for each task
 
 So a worker has a task that it works on and at most one more that waits for the disk. A worker may
-die at any moment (the kernel's out-of-memory killer, a crash in native code): the
-parent sees which tasks it had, starts a new worker and gives them out again, at most `RETRIES`
-times. When the parent dies, even by SIGKILL, its workers end at once. Workers may be started before
-it is sure that there is work for them: forked from the parent once it has loaded what they need,
-or, as no process with threads is ever forked, from a fork server (`fork_server.py`), to load it
-meanwhile. Never: queues or
-locks shared by workers (a killed holder would block the others), named shared memory, state kept
-between runs.
+die at any moment (the kernel's out-of-memory killer, a crash in native code): the parent sees which
+tasks it had, starts a new worker and gives them out again, at most `RETRIES` times. When the parent
+dies, even by SIGKILL, its workers end at once. Workers may be started before it is sure that there
+is work for them: forked from the parent once it has loaded what they need, or, as no process with
+threads is ever forked, from a fork server (`fork_server.py`), to load it meanwhile.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ The parent only watches: a task is done when its commit record is in storage. Wh
 left undone (a node's disk, a time limit, a killed job) is submitted again, until `retries` + 1
 arrays in a row finish no task. An interrupted parent cancels its array; one that was killed leaves
 it at work, and the same command, run again, finds it by its name and follows it. Elements that are
-pre-empted or lose their node are queued again by Slurm and skip what is done. Never: state beside
-storage, or a decision by a clock of another machine.
+pre-empted or lose their node are queued again by Slurm and skip what is done.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Slurm's own commands, as functions: sbatch, squeue, scancel, scontrol.
 
-Text in, values out; the only place that starts them or reads what they print. Never: a shell.
+Text in, values out; the only place that starts them or reads what they print.
 """
 
 from __future__ import annotations

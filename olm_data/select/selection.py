@@ -4,7 +4,7 @@
     content hashes + share and seed -> which are drawn                           (--sample)
 
 A draw depends on the text and the seed alone: not on position, file, worker or other documents. It
-is independent of the holdout, which compares the bare content hash. Never: files.
+is independent of the holdout, which compares the bare content hash.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@
 
 Shards are searched on all cores, a few at a time and in order, until enough is found. A hit lies
 within one document; BOS and EOS are no text. What is searched is the text the tokens decode to,
-which of a tokenizer that normalises is not the text it was given. Never: an index, or more than
-some pieces of the dataset in memory.
+which of a tokenizer that normalises is not the text it was given.
 """
 
 from __future__ import annotations

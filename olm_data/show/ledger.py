@@ -5,7 +5,6 @@
 
 Losses are nats a label. The excess of a piece is its nats beyond what its source's mean would give
 for as many labels: the excesses of a step add up to how far it is above its sources.
-Never: open a dataset.
 """
 
 from __future__ import annotations

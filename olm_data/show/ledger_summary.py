@@ -4,7 +4,7 @@
                  -> LedgerSummary: curves; never learned; memorised at the second epoch
 
 Files are read one by one and added up, so that memory holds sums by document and not pieces. Losses
-are nats a label. Never: open a dataset.
+are nats a label.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
              -> global rows in every epoch (Schedule.sightings) -> step, rank, micro-batch
 
 A row sees a document if one of its S inputs belongs to it; the token after the inputs is only a
-label. Never: read tokens.
+label.
 """
 
 from __future__ import annotations

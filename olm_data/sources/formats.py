@@ -1,8 +1,6 @@
 """What a file's name tells: its format, its compression, and how places in it are counted.
 
-    name -> format_of, codec_of -> describe -> InputFile -> whole_file -> Unit
-
-Never: opens a file.
+name -> format_of, codec_of -> describe -> InputFile -> whole_file -> Unit
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     bytes -> elements, by their brackets and quotes alone -> decoded one by one -> buffers
 
 A file is one unit and its elements are counted. Each element is decoded as a line of JSON Lines is,
-so one that is no record is a drop with a reason. Never: the whole array in memory.
+so one that is no record is a drop with a reason.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     arguments (path, glob, folder, gs://..., hf://...) -> list_files -> Listing(files, passed)
 
 A folder is read whole, whatever formats are mixed in it. What is not read is never dropped in
-silence: each such file is in `passed` with its reason. Never: opens a file for its documents.
+silence: each such file is in `passed` with its reason.
 """
 
 from __future__ import annotations

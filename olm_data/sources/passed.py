@@ -1,9 +1,7 @@
 """What lies among the inputs and is not read: by name and reason, in every place a user looks.
 
-    listing -> [Passed] -> passed_lines (before the work, in the result, in `stats`)
-                        -> PassedCount -> `Tools.passed_over` in manifest.json (informational)
-
-Never: decides what is read (see `listing`), or keeps more than the first names of each reason.
+listing -> [Passed] -> passed_lines (before the work, in the result, in `stats`)
+                    -> PassedCount -> `Tools.passed_over` in manifest.json (informational)
 """
 
 from __future__ import annotations

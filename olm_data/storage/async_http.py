@@ -4,8 +4,6 @@
                                                    -> a body: read up to what was asked for
 
 Whoever is interrupted cancels the request: nothing goes on behind an exception.
-Never: a request to another host than the one it was signed for; the same request twice; more of an
-answer in memory than its limit, whatever length the server claims or sends.
 """
 
 from __future__ import annotations

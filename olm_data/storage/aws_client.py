@@ -8,7 +8,6 @@
 
 Session, profile, login and signature are those of s3fs and aiobotocore; requests go by their client
 and not by `S3FileSystem`, whose own attempts, parts and reads are not ours (`s3`, `bucket`).
-Never: an address that holds credentials, a retry of its own (see `bucket`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@
 The clients make one attempt a request; the one retry loop is here, around request and body, so that
 a stalled store costs attempts x timeout and not the product of three loops. A request whose answer
 was lost may have been done: whoever creates or completes looks before calling it a failure.
-Never: an open-for-write handle, a credential in a message, another prefix than the caller's.
 """
 
 from __future__ import annotations

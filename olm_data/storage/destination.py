@@ -5,8 +5,7 @@
 
 A prefix has no rename, so its files are seen as they come; what tells a whole export is the receipt
 `olm-export.json`. The claim says whose the files are until then: the same export replaces them, any
-other is refused. What fails here takes its files away again. Never: touch a folder or prefix that
-holds anything else.
+other is refused. What fails here takes its files away again.
 """
 
 from __future__ import annotations

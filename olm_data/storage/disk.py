@@ -1,9 +1,7 @@
 """The local disk: durable writes, and errors that say what to do.
 
-    bytes -> write -> fsync(file) -> (rename | link by the caller) -> fsync(folder)
-    OSError -> io_errors -> ResourceError with the place, the room left and the next step
-
-Never: a name before its bytes, but for `write_in_place`.
+bytes -> write -> fsync(file) -> (rename | link by the caller) -> fsync(folder)
+OSError -> io_errors -> ResourceError with the place, the room left and the next step
 """
 
 from __future__ import annotations

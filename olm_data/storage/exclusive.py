@@ -4,7 +4,7 @@
                                                                -> clear -> lease given back
 
 Only the holder clears: staging folders of a writer that was taken over may be in use by the new
-one. Never: work in a body whose lease was lost; its errors are then told as that.
+one.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
 
 Some file systems grant every lock and keep nobody apart. So this is no proof of being alone: what
 must not be shared lies under a name of its own, and `process.state_of` says whose process is dead.
-Never: for an output or a save folder, which a `lease` holds.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ Reading is always of one commit, by its hash, so that nobody's push changes what
 Address and token are the client's affair (HF_ENDPOINT, HF_TOKEN, HF_HOME); nothing here has a code
 path of its own for tests or mirrors. What the client raises becomes an error of ours: only codes,
 kinds and 200 characters of the hub's own words get into a message, redacted, and never a token.
-Never: trusts a name or a size that the hub tells, or runs anything that lies there.
 """
 
 from __future__ import annotations

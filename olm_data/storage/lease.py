@@ -12,7 +12,7 @@ neither brings a removed lease back nor writes over another's, nor removes it, u
 knows no such condition (`olm-data doctor`). A lease is taken over once it was given back, once its
 process is known to be dead (same machine), by a later start of the same Slurm job, or once it has
 not changed for its take-over time by the watcher's own monotonic clock; clocks of two machines are
-never compared. Never: waited for by work, or trusted from a check made long ago.
+never compared.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Where output may go: never nowhere, the root, the home folder, or among a user's own files.
 
-    name of a folder or a file -> refuse_output
-    names in the folder -> somebody else's? -> and no file that says it is ours -> refuse_foreign
-
-Never: writes or deletes.
+name of a folder or a file -> refuse_output
+names in the folder -> somebody else's? -> and no file that says it is ours -> refuse_foreign
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 A store that ignores `If-None-Match` would let two runs overwrite each other's manifest in silence;
 it is refused unless the user says that nobody else writes there (`--single-writer`). Takes three
-requests. Never: touches anything but its own probe.
+requests.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     this_process() -> host, pid, start time, machine --written down, read by another--> state_of
 
 A machine is a booted kernel and a namespace of process numbers in it: where both are the same, a
-process number means the same process, and the monotonic clock is one clock. Never: a guess about
-a process of another machine, or of one that has this number since then.
+process number means the same process, and the monotonic clock is one clock.
 """
 
 from __future__ import annotations

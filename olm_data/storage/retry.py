@@ -5,7 +5,6 @@
 
 Full jitter (M. Brooker, "Exponential Backoff And Jitter", 2015) keeps many workers that failed
 together from coming back together. Time is monotonic: a jump of the clock changes nothing.
-Never: an attempt without a bound, or a wait that nobody is told of.
 """
 
 from __future__ import annotations

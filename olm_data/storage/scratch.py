@@ -4,8 +4,8 @@
     scratch(folder) -> FOLDER/.olm-staging-HOST-PID-xxxxxxxx/, for files to be renamed into FOLDER
     abandoned(...)  -> those of this machine whose lock is free and whose writer is not alive
 
-The lock file names its process: where locks do nothing, that keeps a folder from being taken from
-a living writer. Never: a folder of another machine or another user.
+The lock file names its process: where locks do nothing, that keeps a folder from being taken from a
+living writer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """What a store is asked: one attempt at each request, as its own client makes it.
 
-    S3 | Google | Azure | Memory | Web | Hub -> Service <- bucket.Bucket: attempts, proofs, words
-                                             -> Refusal, CredentialEcho, OversizedAnswer, ...
-
-Never: an attempt of its own after one that failed; work that goes on behind an exception.
+S3 | Google | Azure | Memory | Web | Hub -> Service <- bucket.Bucket: attempts, proofs, words
+                                         -> Refusal, CredentialEcho, OversizedAnswer, ...
 """
 
 from __future__ import annotations

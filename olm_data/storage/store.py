@@ -5,9 +5,6 @@ because fsspec publishes a partial object when the body of `with fs.open(url, "w
 
     name -> checked once, by `key` -> Folder: regular files, no link out, durable writes
                                    -> Bucket: what arrived is what was sent
-
-Never: list a directory to find data (manifests and plans name everything; a listing tells only
-which of these names are there), hold state between calls.
 """
 
 from __future__ import annotations

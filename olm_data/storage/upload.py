@@ -5,7 +5,7 @@
                       an error -> abort: no part stays behind
 
 A completion whose answer was lost may have been done: the object is looked at before it is called a
-failure. Never: an object that is visible before all of it is there.
+failure.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """What `olm-data add` goes on top of: a dataset opened for additions, as values.
 
-    dataset -> BaseDataset -> complete    a recipe: all that changes bytes is as in the dataset
-                    -> select      the records of a source, as the dataset's were selected
-                    -> refuse_known, named_apart: inputs that are there already, or named as one is
-
-Never: writes anything, or reads more of the new inputs than their layout.
+dataset -> BaseDataset -> complete    a recipe: all that changes bytes is as in the dataset
+                -> select      the records of a source, as the dataset's were selected
+                -> refuse_known, named_apart: inputs that are there already, or named as one is
 """
 
 from __future__ import annotations

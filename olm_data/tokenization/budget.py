@@ -5,7 +5,7 @@
 
 The judgement at the end is exact and the only one that lets a manifest pass. The early one saves
 the work of a run that is lost: it stops at once above a count, and above a share when the rest
-could hardly make up for it. Never: drops or counts a record.
+could hardly make up for it.
 """
 
 from __future__ import annotations

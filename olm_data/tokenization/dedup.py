@@ -7,8 +7,7 @@
 
 So which document stays depends on the inputs alone: not on workers, the runner, or how often the
 run was interrupted. Files carry the sha256 of their content and the plan's digest in their name;
-finished ones are kept by a rerun. All are removed after the manifest is published. Never: compares
-texts; two texts are the same if hash (64 bits) and size agree.
+finished ones are kept by a rerun. All are removed after the manifest is published.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Hashes are uniform, so ranges are of one size; a text that comes a billion times
 long, not the memory, as only the first of each kind is carried from piece to piece. Memory is about
 60 bytes for each of 2 * `most` documents. The fingerprint names the texts as a set with
 repetitions: the same documents give the same one, whatever the order, the files they came from, the
-shards or the split. Never: reads tokens, compares texts, or decides which documents stay.
+shards or the split.
 """
 
 from __future__ import annotations

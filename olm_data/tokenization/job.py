@@ -6,7 +6,6 @@
 
 What a task writes depends on the task alone. Every record of the input is a document of one split
 or a drop with a reason; the commit record of the train shard carries that account for each input.
-Never: a shard committed from an input that changed while it was read.
 """
 
 from __future__ import annotations

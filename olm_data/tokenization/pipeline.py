@@ -7,8 +7,7 @@
 
 Each stage takes an iterator and gives one, in order, so that a stage which leaves records out is
 one more generator between two others. Only the last stage touches accounts and writers. Stages
-overlap (`stage.Stage`); text is let go once it is encoded. Never: open, commit or publish a file
-of the dataset (`job` does).
+overlap (`stage.Stage`); text is let go once it is encoded.
 """
 
 from __future__ import annotations

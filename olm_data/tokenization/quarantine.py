@@ -4,8 +4,7 @@
     JSON Lines -> raw of each line -> mend -> olm-data tokenize
 
 The file depends on the task alone and is published before the shard's commit record, so a finished
-task has it whole. A task that drops nothing as bad has none. Never: part of a dataset's digest,
-read again by this package, or a place for records that are fine (empty, filtered, duplicate).
+task has it whole. A task that drops nothing as bad has none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """A recipe with what it names found: inputs, tokenizer, the records it selects; cut into a plan.
 
-    Recipe (+ BaseDataset: the dataset that it adds to) -> prepare -> Request -> plan
-
-Never: writes.
+Recipe (+ BaseDataset: the dataset that it adds to) -> prepare -> Request -> plan
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The shards of a plan: every task that is not done is run, and what all wrote is checked.
 
-    plan -> encoder proved, room on the disk -> plan.json, job.json
-         -> (--dedup: a first pass finds what to drop) -> tasks on a runner, heartbeats in run/
-         -> accounts checked -> FinishedShards
-
-Never: a record without an account, or more bad records than the budget allows.
+plan -> encoder proved, room on the disk -> plan.json, job.json
+     -> (--dedup: a first pass finds what to drop) -> tasks on a runner, heartbeats in run/
+     -> accounts checked -> FinishedShards
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@
 
 Order is kept, so that what is made does not depend on timing. Reading, decompression, the encoders
 and writing leave the interpreter's lock while they work; so a slow disk or network costs no time
-that another stage can use. Never: a thread that outlives its `with` block, an error that is lost
-or comes twice, more memory than the bound and one item on top for each stage.
+that another stage can use.
 """
 
 from __future__ import annotations

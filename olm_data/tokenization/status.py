@@ -4,7 +4,7 @@
 
 Costs, for n tasks on a remote store: a request for each 1,000 shard files (four a task and split),
 16 at a time, and one for each heartbeat; no commit record is read. Tokens and documents follow from
-the sizes of the files. Never: writes, or asks the machines that work.
+the sizes of the files.
 """
 
 from __future__ import annotations

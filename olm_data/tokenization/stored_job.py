@@ -4,7 +4,7 @@
     worker: plan.json + tokenizer.json + job.json -> TokenizeJob
 
 The file is not digested: it holds where the inputs are read (`url`), which may differ between two
-runs that make the same bytes. Never: credentials, or the place of the output itself.
+runs that make the same bytes.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 Everything that decides bytes is in the plan. A run that finds a plan of the same digest goes on
 where the earlier one stopped; one that finds another plan refuses and names the difference. An
 addition has a plan of its own, plan-0000n.json, and numbers its shards on; a kill at any byte
-leaves the old version as it was. Never: a shard of an older version written again.
+leaves the old version as it was.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     plan.json, tokenizer.json, job.json -> TokenizeJob -> tasks not yet committed -> local processes
 
 What the workers of a batch system run. Any number of them may work on one output, beside each other
-and beside the command that began it; two on the same task write the same bytes. Never: the
-output's writer lock, the manifest, or a task that is finished.
+and beside the command that began it; two on the same task write the same bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How byte-level tokenizers spell bytes as characters. Never: a tokenizer."""
+"""How byte-level tokenizers spell bytes as characters."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a `tokenizer.json` says, as JSON: which rules it has, and the variants encoders are given.
 
-The file is a stranger's: nothing here trusts its types. Never: change what was parsed.
+The file is a stranger's: nothing here trusts its types.
 """
 
 from __future__ import annotations

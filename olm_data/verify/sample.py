@@ -6,7 +6,7 @@
 Of every shard: commit record against the manifest, presence and exact size of all files, header of
 the tokens. Of the chosen pieces: checksums of their blocks, ids below the vocabulary size. The
 choice depends on the share, the seed and the dataset's digest alone, so that two people look at the
-same bytes, and another seed looks at others. Never: claims that what was not read is sound.
+same bytes, and another seed looks at others.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@
 Due is what the plan has up to the last row the run has reached. A run agrees if every due row was
 trained once or skipped, each step had its rows in their order and its tokens, and nothing else was
 trained. Tallying takes the ends of stretches of rows, never each row. The digest binds the log to
-the lock; it is no signature: whoever can write a log can write another one that is sound. Never:
-read tokens, or believe what a log says of a row's source: that comes from the lock.
+the lock; it is no signature: whoever can write a log can write another one that is sound.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     packages, Python, device, driver -> environment.json <-compared at each start-> this start's
 
 Other versions may give other numbers without any error, so a difference is said, and refused with
-`strict`. Never: hosts, paths, times, environment variables.
+`strict`.
 """
 
 from __future__ import annotations

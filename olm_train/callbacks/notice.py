@@ -2,7 +2,7 @@
 
     Notice --redacted--> payload: hooks.slack.com | discord.com | any other host (plain JSON)
 
-Pure. Never: a credential, or the webhook's own address, in a payload.
+Pure.
 """
 
 from __future__ import annotations

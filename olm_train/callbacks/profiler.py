@@ -1,12 +1,10 @@
 """Traces of a few steps, and what those were spent on.
 
-    pre_load_batch -> [skip_first] -> wait -> warm up -> active -> RUN/profiler/
-                                                   rank00000-steps7-9.trace.json.gz  (Perfetto)
-                                                   rank00000-steps7-9.md             a table
-                                                   rank00000-steps7-9.memory.pickle  on CUDA
-    touch RUN/profile -> one more cycle, from where the ranks have agreed on it
-
-Never: end a run because a trace could not be written, or cost a step that is not profiled anything.
+pre_load_batch -> [skip_first] -> wait -> warm up -> active -> RUN/profiler/
+                                               rank00000-steps7-9.trace.json.gz  (Perfetto)
+                                               rank00000-steps7-9.md             a table
+                                               rank00000-steps7-9.memory.pickle  on CUDA
+touch RUN/profile -> one more cycle, from where the ranks have agreed on it
 """
 
 from __future__ import annotations

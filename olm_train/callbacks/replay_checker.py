@@ -6,7 +6,7 @@
 
 Another driver, a device that computes wrongly, a changed configuration or weights that are not
 those of the run show here, before a step of this start is logged or saved. Cost: k steps, and
-reading up to two more checkpoints. Never: write into the run's folder.
+reading up to two more checkpoints.
 """
 
 from __future__ import annotations

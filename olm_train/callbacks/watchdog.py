@@ -5,7 +5,7 @@
                   nor can that thread run       -> all stacks (faulthandler's own thread) -> exit 1
 
 In a collective one hung rank holds up all of them, so all of them end, within 1.25 times the
-timeout. Never: end a process that moves, or wait for another rank.
+timeout.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ The logs of a run whose save folder is remote are written locally and kept besid
                                                      <--each start, unless ahead of it--
 
 So a checkpoint never outlives the lines of its steps, and a run that goes on upon another machine
-finds them there. With a local save folder, work_dir is that folder and nothing is copied.
-Never: look for the data again. A copy of a run is whole in itself.
+finds them there. With a local save folder, work_dir is that folder and nothing is copied. A copy of
+a run is whole in itself.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
 
 A remote store has no rename: there a folder without a manifest is a partial one. The number is that
 of the writer's lease: what a later holder is writing is never removed by an earlier one.
-Never: trust a name; whether a checkpoint is whole is for its manifest to say.
 """
 
 from __future__ import annotations

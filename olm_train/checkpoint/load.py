@@ -1,9 +1,6 @@
 """Reading a checkpoint: find the newest one that verifies, then its JSON, then its tensors.
 
-    candidates, newest first -> manifest -> sizes and sha256 -> index -> train.json -> tensors
-
-Never: parse a file whose sha256 is not the manifest's, or believe one whose sha256 is: whoever
-wrote the files wrote the manifest too.
+candidates, newest first -> manifest -> sizes and sha256 -> index -> train.json -> tensors
 """
 
 from __future__ import annotations

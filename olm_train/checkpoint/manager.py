@@ -7,12 +7,9 @@
 The one door of a trainer into this room: it reads the run, and hands back values; what it finds is
 put in place by the trainer alone.
 
-A save beside the training has a gloo group of its own, so that its exchanges never meet those of
-a step. Nothing is removed before the new checkpoint has been read back whole, so whatever becomes
-of a save, the last good checkpoint is there.
-
-Never: start a save while one is running, let a rank go on where another one was lost, or go on
-after a damaged checkpoint without a word.
+A save beside the training has a gloo group of its own, so that its exchanges never meet those of a
+step. Nothing is removed before the new checkpoint has been read back whole, so whatever becomes of
+a save, the last good checkpoint is there.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     several checkpoints -> FOLDER                 `olm-train merge`, one tensor at a time
 
 It has a model and no optimiser: `generate`, `evaluate` and `export` read it as any checkpoint, a
-run can begin with its weights, and none goes on from it. Never: more than one tensor in memory.
+run can begin with its weights, and none goes on from it.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
     export, or what model.save wrote ----------------+-> Portable: shape, weights, tokenizer, lock
     of transformers: folder, bucket, hf://ORG/NAME --+
 
-The one way to name a model to a command. Never: open the data that the model was trained on; it may
-be gone.
+The one way to name a model to a command.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
     checkpoint -> same batches, lock, model? -> position in the data -> StartingPoint -> trainer
                                                                         (load: tensors in place)
 
-A starting point is a value: the trainer alone changes its own state. Never: begin anew where a run
-was to go on.
+A starting point is a value: the trainer alone changes its own state.
 """
 
 from __future__ import annotations

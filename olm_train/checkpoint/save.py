@@ -6,11 +6,8 @@
                 lease N still ours? before each of these      -> `latest`
 
 A kill at any moment leaves either a complete new checkpoint or a partial one that nothing reads;
-the checkpoints before it are not touched. An error on one rank is an error on all of them, and
-what was written goes at once, so that a full disk has room again.
-
-Never: touch the tensors of a later step (whoever saves beside the training hands in copies), or
-replace a checkpoint that verifies.
+the checkpoints before it are not touched. An error on one rank is an error on all of them, and what
+was written goes at once, so that a full disk has room again.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ are ours.
 A loader of one's own derives from `DataLoaderBase`, sets `global_batch_size`, and writes what is
 abstract; it counts `step` and `epoch` before it hands out a step. What only rows of a mixture lock
 can answer has a default that says so: `lock`, `rows_of_step`, `order_digest`, `skip`.
-Never: a device, an optimiser.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@
             (each row cut into the shorter ones of its phase, if it has a shorter sequence length)
 
 G is one number, or follows a schedule (`schedule_sizes`). The state is the lock's digest
-and one integer, counted in rows *handed out*: how far the thread has run ahead never shows. Never:
-worker processes, a clock or a random number, an epoch boundary.
+and one integer, counted in rows *handed out*: how far the thread has run ahead never shows.
 """
 
 from __future__ import annotations

@@ -6,11 +6,10 @@
            + or the state at the beginning of the epoch -> the batches handed out are made again
                                                            and left out: same order, more time
 
-Whatever the data draw from the global generators of torch, NumPy and Python, such as the order of
-a shuffle or an augmentation, is drawn from streams of the loader's own, which begin with `seed`,
-rank and epoch: so neither the model's random numbers nor a resume changes it. Workers have streams
-of their own, seeded by torch from these. Never: deal instances to the ranks; the sampler, or an
-iterable data set, does that.
+Whatever the data draw from the global generators of torch, NumPy and Python, such as the order of a
+shuffle or an augmentation, is drawn from streams of the loader's own, which begin with `seed`, rank
+and epoch: so neither the model's random numbers nor a resume changes it. Workers have streams of
+their own, seeded by torch from these.
 
 The state of a data loader, with tensors and arrays in it, as values that a checkpoint holds.
 

@@ -3,7 +3,7 @@
     rank, world size, digests of lock and configuration --gloo--> all equal, or refused
 
 Ranks on different machines may have been given different files; training would then go on with
-wrong data or weights and nobody would notice. Never: compare what may differ, such as the host.
+wrong data or weights and nobody would notice.
 """
 
 from __future__ import annotations

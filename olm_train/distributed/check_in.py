@@ -4,8 +4,7 @@
                                                twice | another world size | not in time -> refused
 
 torch's own rendezvous counts processes: with a rank started twice, or with one missing, it waits
-until a timeout that names nobody. Never: wait without an end, or read more of the environment than
-torchrun's variables.
+until a timeout that names nobody.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """A run owns its save folder: rank 0 holds the lease, and all ranks stop where it is lost.
 
-    rank 0: lease on the save folder (and on another work_dir) -> beats beside the training
-            taken over? --agreed with preemption, before each step--> every rank: exit 7
-
-Never: wait for the store in a step; only saves, removals and the start ask it.
+rank 0: lease on the save folder (and on another work_dir) -> beats beside the training
+        taken over? --agreed with preemption, before each step--> every rank: exit 7
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 glibc returns large blocks to the kernel as soon as they are freed, and each step gets its
 activations anew, a page fault and 4 KiB of zeros at a time. Where training computes on the CPU,
-freed blocks stay with the process, which then holds what it once needed. Never: on another C
-library, or against what the user has set for it.
+freed blocks stay with the process, which then holds what it once needed.
 """
 
 from __future__ import annotations

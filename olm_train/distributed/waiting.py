@@ -9,8 +9,8 @@ A rank that gives up writes so; those that neither gave up nor finished within `
 that hang or died, and the message names them with the last step each rank did. Groups of the
 exchanges around checkpoints keep the long wait: a save may take longer than many steps.
 
-Never: watches a rank that computes. With nccl the host may stand in a kernel's wait; then torch's
-own watchdog ends the process after the same time.
+With nccl the host may stand in a kernel's wait; then torch's own watchdog ends the process after
+the same time.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
     torchrun's environment -> World.start() -> World -> World.stop()
 
 At world size 1 there is no process group and every exchange is the identity. Two gloo groups of
-their own carry the agreement on preemption and the exchanges of checkpoints, so that neither
-can mix with the collectives of a training step.
-
-Never: wrap a model (`parallel/`), or read more of the environment than torchrun's variables.
+their own carry the agreement on preemption and the exchanges of checkpoints, so that neither can
+mix with the collectives of a training step.
 """
 
 from __future__ import annotations

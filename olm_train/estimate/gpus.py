@@ -1,6 +1,6 @@
 """Accelerators: their peaks by device name, and those that `--gpu` takes by their short names.
 
-An unknown device has no peak: no guess is made. Never: looks at a device.
+An unknown device has no peak: no guess is made.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ Weights, gradients and optimiser state are counted tensor by tensor, so they are
 option of the model and every optimiser. Activations and logits follow from what the eager blocks
 keep for the backward pass; `torch.compile` keeps less. Not counted: the allocator's fragments,
 buffers of collectives, and the device's own context (about 1 GB); leave a tenth of the device.
-
-Never: allocates, reads a device or a file; the same arguments give the same numbers anywhere.
 """
 
 from __future__ import annotations

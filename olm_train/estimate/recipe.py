@@ -9,7 +9,7 @@ Nothing here is measured: what fits is the estimate of `memory.py` against `Gpu.
 eager, attention is `varlen`, the computation bf16, the optimiser AdamW; the vocabulary and the row
 are those the preset was published with.
 
-Never: offloads to the host; looks at a device. Pure.
+Pure.
 """
 
 from __future__ import annotations

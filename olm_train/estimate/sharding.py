@@ -9,7 +9,7 @@
 `speed` plans with nine tenths of a device, `auto` with seven tenths, since the estimate knows
 neither fragments nor the buffers of collectives; `memory` takes the least that stays on the device.
 
-Never: changes dtypes, the micro-batch, or anything else that changes the result. Pure.
+Pure.
 """
 
 from __future__ import annotations

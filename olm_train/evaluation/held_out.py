@@ -4,7 +4,7 @@
         -> sums by segment, on the device -> LabelGroups: nats, labels, bytes of each group
         -> added over the ranks once -> CE loss, PPL, BPB, tokens
 
-A run's `lm_evaluator` and `olm-train evaluate` both measure here. Never: a model, an optimiser.
+A run's `lm_evaluator` and `olm-train evaluate` both measure here.
 """
 
 from __future__ import annotations

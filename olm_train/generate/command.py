@@ -3,7 +3,7 @@
     run, checkpoint, export, what model.save wrote, model of transformers -> LoadedModel
     prompts, dealt over the ranks of torchrun -> Engine -> texts, in the order of the prompts
 
-In fp32, on a CUDA device if there is one. Never: wait for one text to begin the next.
+In fp32, on a CUDA device if there is one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """A model and the texts it is writing: which ids go through it, and how often.
 
-    CachedRunner     prompts once, packed, a long one in parts; then one token of each text a call
-    WholeRunner      all texts, packed, at each call: what a cache has to agree with
-
-Never: choose a token.
+CachedRunner     prompts once, packed, a long one in parts; then one token of each text a call
+WholeRunner      all texts, packed, at each call: what a cache has to agree with
 """
 
 from __future__ import annotations

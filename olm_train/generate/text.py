@@ -2,8 +2,7 @@
 
     ids, one by one -> TextStream -> new text -> Stops -> what can be shown already
 
-The pieces put together are the text of all ids. Never: half a character, or the beginning of what
-may turn out to be a stop string.
+The pieces put together are the text of all ids.
 """
 
 from __future__ import annotations

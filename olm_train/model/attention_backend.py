@@ -8,8 +8,7 @@ only the last w of them:
 
     allowed(q, k) = doc_start[q] <= k <= q  and  (no window, or k > q - w)
 
-Never: choose a back-end, or replace one that cannot run by another. One that cannot run says why
-before the first step (`AttentionBackend.require`).
+One that cannot run says why before the first step (`AttentionBackend.require`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ one function: under FSDP2 its weight stays gathered across the chunks and its gr
 tensor, so there is one reduce-scatter after the last chunk.
 
 Source of the idea: Wijmans et al., "Cut your losses in large-vocabulary language models", 2024, in
-plain torch. Never: a second derivative.
+plain torch.
 """
 
 from __future__ import annotations

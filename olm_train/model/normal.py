@@ -2,12 +2,10 @@
 
     (key, i // 2) --SplitMix64--> two 32-bit integers --inverse distribution--> values 2i, 2i + 1
 
-So any slice of a stream is drawn without the rest, by any number of threads. Every operation is
-one on integers or one that IEEE 754 rounds correctly (+, -, *, /, square root), each for itself,
-and no library's logarithm has a part in it: the same bits on every processor and under every
-version of NumPy. Measured: benchmarks/LOG.md.
-
-Never: a generator with a state, or a value that depends on how the stream is cut.
+So any slice of a stream is drawn without the rest, by any number of threads. Every operation is one
+on integers or one that IEEE 754 rounds correctly (+, -, *, /, square root), each for itself, and no
+library's logarithm has a part in it: the same bits on every processor and under every version of
+NumPy. Measured: benchmarks/LOG.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
     model: {preset: olmo2-1b} | {depth: 12} --preset_fields, depth_fields--> fields of DecoderConfig
 
 A preset fixes the shape that a family was pre-trained with; the vocabulary comes from the data.
-Never: how the model is trained or spread over devices (`olm_train/estimate/recipe.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The part of a tensor that is at home on this rank, and how a whole one is put into it.
 
-A plain tensor is at home whole. Never: communicates.
+A plain tensor is at home whole.
 """
 
 from __future__ import annotations

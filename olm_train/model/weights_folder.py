@@ -9,7 +9,6 @@ so far is written as NAME-<sha256>.EXT first, and `config.json` then names that.
 it finds the model before or the one after, whole.
 
 Names, shapes and values are those of the model; the rows that pad a vocabulary are left out.
-Never: makes a model (`load.py`), or reads a file that `config.json` does not name.
 """
 
 from __future__ import annotations

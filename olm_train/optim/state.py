@@ -6,7 +6,7 @@
 
 Most optimisers create their state at their first step. `make_room` lets them do it before a load,
 by a step with gradients of zero, so that shapes, dtypes and sharding are those the optimiser itself
-chooses. Never: save a state that a load could not put back, or step over one without naming it.
+chooses.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 What is computed again has the same bits, so the gradients do not change. Parameter names stay: the
 forward function is replaced and not the module.
 
-Never: random numbers. Blocks draw none, so their generators are not saved either.
+Blocks draw none, so their generators are not saved either.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a run would do, in text: configuration, mixture, schedule, size, memory, time, first rows.
 
-Made on one process without a GPU: the model is built on the meta device. Never: trains, writes, or
-reads a remote dataset.
+Made on one process without a GPU: the model is built on the meta device.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The JSON Schema of train.yaml and the tables of its reference page, both made of `RunConfig`.
 
-    RunConfig --schema--> train.schema.json: editors, and `check_names` before torch is imported
-    RunConfig --refresh-> docs/reference/train-config.md
+RunConfig --schema--> train.schema.json: editors, and `check_names` before torch is imported
+RunConfig --refresh-> docs/reference/train-config.md
 
-    python -m olm_train.run.reference [PAGE]        write both anew
-
-Never: imports torch to read the schema.
+python -m olm_train.run.reference [PAGE]        write both anew
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ know at once.
 
 Loss and norm have the same bits on every rank, so every rank blocks the same steps. `halt` and
 `rewind` block everything after the first bad step too, so that the host finds the weights of the
-step before when it learns of it, at the next read of the metrics (report.py). So the check costs
-no wait for the device. Never: files, rows, a loop.
+step before when it learns of it, at the next read of the metrics (report.py). So the check costs no
+wait for the device.
 """
 
 from __future__ import annotations

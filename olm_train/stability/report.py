@@ -5,7 +5,7 @@
        rewind: the rows are left out -> newest checkpoint -> a new start, as after a kill
 
 A rewind is a start like any other: it has its line in starts.jsonl, which names the rows, and those
-stay left out when the run is started again. Never: decide whether a step is bad (gate.py).
+stay left out when the run is started again.
 """
 
 from __future__ import annotations

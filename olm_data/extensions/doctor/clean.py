@@ -4,7 +4,7 @@
     this machine's TMPDIR -> folders of dead writers                   } -> list -> delete
 
 Only names that this program gives, only below the output's own prefix, only what is older than the
-age by the clock of the store itself. Never: a shard, a manifest, another program's upload.
+age by the clock of the store itself.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     place -> Patient(store, probe names) -> checks in order, each writes and reads -> Finding, ...
 
 A check that cannot go on ends the examination: what follows would only repeat it. Everything
-written begins with `.olm-probe-` and is removed. Never: a guess from names or versions.
+written begins with `.olm-probe-` and is removed.
 """
 
 from __future__ import annotations

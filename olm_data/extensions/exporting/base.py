@@ -1,10 +1,8 @@
 """What a format of another project is to the export: a writer that takes shards in order.
 
-    Dataset, shard by shard -> Writer.add -> files in a folder nobody reads yet
-                            -> Writer.finish -> what spans all shards
-    Writer.lost -> sentences about what the format cannot carry
-
-Never: hold a shard's tokens in memory, or write a token whose checksum is wrong.
+Dataset, shard by shard -> Writer.add -> files in a folder nobody reads yet
+                        -> Writer.finish -> what spans all shards
+Writer.lost -> sentences about what the format cannot carry
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
                                                            destination.py
 
 `olm-export.json` in the output says of which dataset it is and how large each file is; with it a
-second run of the same command does nothing. Never: write into a folder that holds anything, or
-print a success before documents and tokens have been counted again.
+second run of the same command does nothing.
 """
 
 from __future__ import annotations

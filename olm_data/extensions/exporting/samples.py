@@ -5,8 +5,7 @@
     a sample: u32 bytes of each field of no fixed size, then the fields
 
 A file is begun before it would exceed 64 MiB, as offsets are 32 bits wide and readers fetch whole
-files; one document may make a larger one. Never: a column that some rows have under
-another type, or a field that a reader would unpickle.
+files; one document may make a larger one.
 """
 
 from __future__ import annotations

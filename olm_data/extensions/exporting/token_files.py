@@ -4,7 +4,7 @@
           --ends, document rows-----> .csv.gz | .ds.index, .ds.metadata | .idx
 
 The tokens are a hard link where the dataset holds just such a file. With `--merge` Megatron has one
-pair of files for the whole dataset. Never: a document cut into two.
+pair of files for the whole dataset.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Megatron(ByShard):
                          u64 documents + 1, i32 length of each sequence, i64 byte offset of each,
                          i64 first sequence of each document and one past the last
 
-    Layout from megatron/core/datasets/indexed_dataset.py. Never: a document cut into two sequences.
+    Layout from megatron/core/datasets/indexed_dataset.py.
     """
 
     suffix = ".bin"

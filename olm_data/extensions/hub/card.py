@@ -3,7 +3,7 @@
     counts of a dataset -> our part of the card, between two marks -> README.md
 
 What somebody else wrote outside the marks stays as it is, and a card without marks is not touched.
-Everything that comes out of data is shown as code, escaped. Never: guesses a licence.
+Everything that comes out of data is shown as code, escaped.
 """
 
 from __future__ import annotations

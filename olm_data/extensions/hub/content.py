@@ -3,7 +3,7 @@
     folder | draft of a pull -> Kind.read -> Content -> sent or fetched -> Kind.damage
 
 A kind is an ordinary module's worth of rules, `datasets.py` or `models.py`; `push.py` and `pull.py`
-know neither manifests nor receipts. Never: speaks to the hub but for a file that lies there.
+know neither manifests nor receipts.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 The manifest is what makes it whole. What lies beside the files that it and its plans name is not
 sent: heartbeats, dropped records, and `job.json`, which holds paths of the machine that made the
-dataset. Never: lists a folder to find data.
+dataset.
 """
 
 from __future__ import annotations

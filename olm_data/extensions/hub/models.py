@@ -4,8 +4,7 @@
     config.json (ours)      of a folder in our own format: likewise                    -> Content
     README.md               the model card: of whoever writes it, whatever was exported
 
-`config.json` and the receipt come last: without them it is no model to any reader. Never: loads a
-weight, or leaves weights of another model where a reader would take them for this one's.
+`config.json` and the receipt come last: without them it is no model to any reader.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
                            -> .NAME.pulling/ beside the output --verified--> renamed to it
 
 A killed pull leaves that folder, and the same command goes on in it: files that are whole are not
-fetched again, one that was begun goes on where it stopped. Never: writes into a folder that holds
-anything, or runs anything that lies in a repository.
+fetched again, one that was begun goes on where it stopped.
 """
 
 from __future__ import annotations

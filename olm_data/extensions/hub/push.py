@@ -6,8 +6,7 @@
 
 The hub's client sends what the hub does not have: neither what is in a commit already, nor large
 files that an earlier push came to send. Until the last commit nobody takes what is there so far for
-the whole. Commits name their parent, so that two pushes never mix. Never: removes what somebody
-else keeps there.
+the whole. Commits name their parent, so that two pushes never mix.
 """
 
 from __future__ import annotations

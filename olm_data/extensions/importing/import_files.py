@@ -5,7 +5,7 @@
           -> tokenizer.json -> manifest.json (last, conditional create)
 
 Tokens are read once and never copied. Killed at any byte, the same command writes the same bytes
-again. Never: a symbolic link or an absolute path, which would lead a reader out of the folder.
+again.
 """
 
 from __future__ import annotations

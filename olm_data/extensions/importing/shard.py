@@ -1,10 +1,8 @@
 """One token file of another project becomes a shard in place: read once, sidecars written beside.
 
-    token file, Borders -> one pass: sha256, block checksums, ids in range, EOS at document ends,
-                           content hash of each document's tokens
-                        -> shard-0000n.ends.npy, .docs.parquet, and the commit record last
-
-Never: writes or copies a token.
+token file, Borders -> one pass: sha256, block checksums, ids in range, EOS at document ends,
+                       content hash of each document's tokens
+                    -> shard-0000n.ends.npy, .docs.parquet, and the commit record last
 """
 
 from __future__ import annotations

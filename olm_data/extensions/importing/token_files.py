@@ -1,8 +1,6 @@
 """Token files of other projects: which ones are named, and what else lies in their folders.
 
-    FILE|PREFIX|FOLDER... --find--> [TokenFile], [Passed]
-
-Never: leaves out a file without naming it.
+FILE|PREFIX|FOLDER... --find--> [TokenFile], [Passed]
 """
 
 from __future__ import annotations

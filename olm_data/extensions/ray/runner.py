@@ -4,10 +4,9 @@
     parent <--(result | error of the job)--------------------------------------------'
     parent <--(heartbeats)-- storage <------------------------------------------------'
 
-Only as many tasks as may run are submitted, so a plan of a hundred thousand tasks costs Ray no
-more than one of a hundred. A worker or node that dies costs the task it had: the parent sees it and
-submits that task again, at most `RETRIES` times. Never: Ray's own retries (nobody would be told),
-results of more than some kilobytes, actors.
+Only as many tasks as may run are submitted, so a plan of a hundred thousand tasks costs Ray no more
+than one of a hundred. A worker or node that dies costs the task it had: the parent sees it and
+submits that task again, at most `RETRIES` times.
 """
 
 from __future__ import annotations

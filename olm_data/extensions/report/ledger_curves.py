@@ -3,7 +3,7 @@
     files of the ledger, each read once --sums by (source, steps), (place, steps)--> LedgerCurves
 
 A point stands for as many neighbouring steps as all others, a power of two that grows with the run.
-A resumed run cuts or removes files; then all are read anew. Never: hold pieces.
+A resumed run cuts or removes files; then all are read anew.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     s3://bucket/run --listed every 30 s, what has changed is read--> local folder --> RunView
 
 A run with a remote save folder writes its log there at each checkpoint, so this is how the run was
-then. Of a log that has grown only the end is read. Never: write to the store, or read a tensor.
+then. Of a log that has grown only the end is read.
 """
 
 from __future__ import annotations

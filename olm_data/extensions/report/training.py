@@ -2,7 +2,7 @@
 
     run folders (metrics.jsonl, starts.jsonl, sample.json) -> TrainedRun, ... -> sections
 
-The curves are drawn by the page itself (`run_view.py`, `templates/run.js`). Never: torch.
+The curves are drawn by the page itself (`run_view.py`, `templates/run.js`).
 """
 
 from __future__ import annotations

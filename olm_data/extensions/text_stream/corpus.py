@@ -3,8 +3,7 @@
     SourcePlan + tokenizer --open_corpus--> Corpus(inputs, units, encoder, proved) --batches--> text
 
 A unit is what is read at a time from its beginning: a range of a file, a few row groups, or a whole
-file that cannot be cut. Units depend on the inputs alone. Never: reads more than their layout and,
-where an encoder is proved, the first documents.
+file that cannot be cut. Units depend on the inputs alone.
 """
 
 from __future__ import annotations

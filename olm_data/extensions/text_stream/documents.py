@@ -6,7 +6,7 @@
 Each document of the corpus is dealt to one reader in each epoch. Where there are many units for
 each reader it gets whole ones and reads nothing else; where there are few, every reader reads all
 of them and encodes its own documents alone. A place is four integers, and counts: reading goes on
-from it by reading one unit from its beginning. Never: hold more text than one block.
+from it by reading one unit from its beginning.
 """
 
 from __future__ import annotations

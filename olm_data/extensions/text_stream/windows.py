@@ -3,8 +3,7 @@
     Documents -> ids of a reader, end to end -> window r: tokens r * S .. r * S + S, S + 1 of them
 
 The last token of a window is the first one of the next: each token but the first is a label once.
-What is left at the end of an epoch is no whole window; it is counted. Never: carries tokens over
-from one epoch, or one reader, to the next.
+What is left at the end of an epoch is no whole window; it is counted.
 """
 
 from __future__ import annotations

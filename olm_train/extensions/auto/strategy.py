@@ -2,7 +2,7 @@
 
     DeviceConfig, bytes that each way needs, preset --estimate.sharding--> dp_config, why in words
 
-Pure. Never: a way to share that `estimate.sharding` does not know.
+Pure.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 Every document of the corpus goes to one reader in each epoch, and every whole window of a reader is
 given once. A state is a few numbers; what follows it is what would have followed. What is left out
-is counted, and said at the end of an epoch. Never: a window that holds tokens of two epochs.
+is counted, and said at the end of an epoch.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     train(epochs, max_steps)         -> Trainer.fit     -> losses
 
 A front and no more: the loop is the `Trainer`'s, the step that of `TransformerTrainModule` (for a
-`Decoder`) or `BasicTrainModule`. Never: a loop, a way to share weights, to clip or to save.
+`Decoder`) or `BasicTrainModule`.
 """
 
 from __future__ import annotations

@@ -5,9 +5,7 @@
     data set | eval set | text that is tokenised ----+-> accuracy, bits per byte  of a task
 
 The same engine as in a run (`olm_train.evaluation`), so the same numbers. The data that the model
-was trained on is not needed. Computes in fp32, alone, on a CUDA device if there is one. Never:
-writes, but for the tokens of a text file, which are deleted, and with `--watch` results into
-`RUN/eval/`.
+was trained on is not needed. Computes in fp32, alone, on a CUDA device if there is one.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Scores of a task question by question, beside the log of a run: what differences
 
     RUN/evaluations/NAME/step00000100.json     one for each evaluation, written whole
 
-Only the primary metric is kept. Never: a mean; those are in `metrics.jsonl`.
+Only the primary metric is kept.
 """
 
 from __future__ import annotations

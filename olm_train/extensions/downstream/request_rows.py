@@ -1,10 +1,8 @@
 """Requests in rows: each a document of its own, so that its score is that of it alone.
 
-    ids of a request -> inputs, cut from the left where longer than a row
-        -> best-fit into rows: dozens of requests in one forward pass
-        -> rows dealt to the ranks, as many batches on each
-
-Never: a model, or what is made of scores.
+ids of a request -> inputs, cut from the left where longer than a row
+    -> best-fit into rows: dozens of requests in one forward pass
+    -> rows dealt to the ranks, as many batches on each
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
         -> summed by request on the device -> added over the ranks once -> `scoring.score`
 
 The logits are in fp32. A request sees itself alone, so its score does not depend on what shares its
-row. Never: a text, a tokenizer, or a wait of one rank for another within a batch.
+row.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
         ^--- looked at again and again, until the run has ended and nothing is left to do
 
 What is in `eval/` is not done again, so a restart goes on, and several watchers share the work: a
-lease for each checkpoint keeps them apart. Never: writes a checkpoint or the log of a run, or
-trusts a folder without a manifest; a checkpoint counts once its last file is there.
+lease for each checkpoint keeps them apart.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
                            generation_kwargs -> Wishes: stop strings, a length, how ids are chosen
 
 What a request loses for want of room is counted, said, and part of the results. Importing this
-module makes the name `olm` known to lm_eval. Never: a prompt, a metric; those are lm_eval's.
+module makes the name `olm` known to lm_eval.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     pairs of ids -> `rows_of` -> rows -> one forward pass each -> logits of the scored places alone
         -> summed by request: nats, and ids that are not the most likely one
 
-Logits in fp32. Never: a text, or a tokenizer.
+Logits in fp32.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     load_path -> pinned -> fetched, one process of a machine a file -> shape, tokenizer compared
               -> load: each rank fills what is at home on it -> origin: address, digests of files
 
-From the first checkpoint on the run needs none of these files. Never: a whole copy of the weights
-in a process.
+From the first checkpoint on the run needs none of these files.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """A family of transformers' models, as data: rows for the configuration, names for the tensors.
 
-    config.json --config_from_hf--> DecoderConfig --config_to_hf--> config.json
-    DecoderConfig --tensors--> each parameter of ours, and the tensors of theirs it is made of
-
-Never: reads a file, or holds a tensor.
+config.json --config_from_hf--> DecoderConfig --config_to_hf--> config.json
+DecoderConfig --tensors--> each parameter of ours, and the tensors of theirs it is made of
 """
 
 from __future__ import annotations

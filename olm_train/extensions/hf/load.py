@@ -5,7 +5,7 @@
                                  -> new rows of the vocabulary: the mean of the old ones
 
 Every tensor in the files is used, or named as one that follows from the others; every parameter is
-filled. Never: a whole copy of the weights in a process.
+filled.
 """
 
 from __future__ import annotations

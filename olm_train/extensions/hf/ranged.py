@@ -4,7 +4,7 @@
     block of a tensor -> its rows, some at a time, some requests at a time -> a tensor
 
 Answers to the same calls as the library's `safe_open`, which reads local files alone. Of rows that
-are wanted in part all columns travel. Never: a copy of the file, on a disk or in memory.
+are wanted in part all columns travel.
 """
 
 from __future__ import annotations

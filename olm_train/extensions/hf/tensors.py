@@ -5,8 +5,6 @@
 
 Values are copied, cut and transposed, never computed, so every byte comes back. A slice of ours is
 a slice of some of the parts (`TensorMap.reads`): a rank reads only what is at home there.
-
-Never: opens a file, or holds more than the tensor that is asked for.
 """
 
 from __future__ import annotations

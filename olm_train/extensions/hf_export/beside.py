@@ -5,7 +5,7 @@
                    stdin ends: the parent is gone, and so is the child, at once
 
 The same `export` as the command's. A child that is killed leaves a draft, which no reader takes and
-the next export of that place clears. Never: a GPU, or more than one CPU thread.
+the next export of that place clears.
 """
 
 from __future__ import annotations

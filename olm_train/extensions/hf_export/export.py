@@ -8,7 +8,6 @@
 Main memory: the rows of one tensor in both dtypes, and what the system keeps of one file. A local
 folder is there whole or not at all. In a bucket files are seen as they come: what tells a whole
 export is `olm-export.json`, and no reader takes a folder without `config.json`.
-Never: write into a folder that holds anything else, or claim what was not compared.
 """
 
 from __future__ import annotations

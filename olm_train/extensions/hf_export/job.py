@@ -2,7 +2,7 @@
 
     checkpoint, options -> Job -> claim, config.json, tokenizer, files and their tensors | refused
 
-Tensors are read when they are asked for, the rows of one at a time. Never: writes.
+Tensors are read when they are asked for, the rows of one at a time.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     a file                -> read back by the library safetensors -> sha256 of each tensor
 
 The header comes first in a file, and the plan knows all of it before the first tensor is there. The
-format: https://huggingface.co/docs/safetensors. Never: hold more than one tensor.
+format: https://huggingface.co/docs/safetensors.
 """
 
 from __future__ import annotations

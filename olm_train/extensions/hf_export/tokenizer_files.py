@@ -7,7 +7,6 @@
 tokenizer.json is copied byte for byte, but where readers would put other tokens before or after a
 text by it than the model was trained with: transformers goes by its post-processor alone, and
 `add_bos_token` is not read. Then that is written anew, and nothing else of it.
-Never: a padding token, which none of our texts has.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     folder ----------------> AutoModelForCausalLM, float32 ---+   greedy ids, loss of rows, stops
 
 Random ids are longer than every window and than the context before rotary positions were scaled:
-what differs only there would else not be seen. Never: a comparison in bf16, which hides errors.
+what differs only there would else not be seen.
 """
 
 from __future__ import annotations

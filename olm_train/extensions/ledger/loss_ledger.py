@@ -17,7 +17,7 @@ The loss ledger of a run whose save folder is remote: its files lie there too, u
 
 So a run that goes on from a checkpoint on another machine has the ledger of all steps before. The
 save folder is what counts: local files that it lacks, or has otherwise, are of a history that is
-lost. Never: the pieces beyond a checkpoint; a resume removes those in both places.
+lost.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ A row is (elements, sum, squared distances from the local mean, elements * mean^
 underflows), float64: rows of shards add up, and the variance of the whole follows from the sums
 exactly (Chan, Golub and LeVeque, 1979), without a second pass around the common mean. Maxima do not
 add up, so each rank writes its own into a column of its own, and zeros elsewhere.
-
-Never: gathers a tensor, or waits for the device.
 """
 
 from __future__ import annotations

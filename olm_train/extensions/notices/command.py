@@ -5,7 +5,7 @@
                                            -> webhook, once (RUN/watched.json)
 
 A process that is killed, by SIGKILL or for memory, or whose machine is down, says nothing itself.
-Runs on any machine that sees the run's folder; without torch. Never: touches the run.
+Runs on any machine that sees the run's folder; without torch.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@
     GET  /health                200 while it writes texts, else 503
 
 All requests are written together by one `Worker`. A request must name this server as its host, and
-send JSON as such: a page of another site can do neither. Never: production; there is no other user
-than the one of this machine, no queue on disk, and one model in float32.
+send JSON as such: a page of another site can do neither.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     submit(requests) -> Job; the thread: engine.step() -> pieces -> Job, which another thread reads
 
-The engine is the thread's alone. Never: hold the texts of one who no longer reads.
+The engine is the thread's alone.
 """
 
 from __future__ import annotations

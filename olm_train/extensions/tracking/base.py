@@ -2,7 +2,7 @@
 
     metrics.jsonl --StepReader--> Feeder (a thread) --> Tracker: open, truncate, log ..., close
 
-Never: truth. A tracker that is lost is made again from the log.
+A tracker that is lost is made again from the log.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Where metrics for Comet go: a server, or files that `comet upload` brings there later.
 
-    comet/KEY/messages.json   a line each: {"type": "metric_msg", "payload": {...}}
-    comet/KEY.zip             that and experiment.json, once the run has ended
-
-Never: the client's experiment classes, whose threads send later, and save what they cannot send
-where nobody looks.
+comet/KEY/messages.json   a line each: {"type": "metric_msg", "payload": {...}}
+comet/KEY.zip             that and experiment.json, once the run has ended
 """
 
 from __future__ import annotations

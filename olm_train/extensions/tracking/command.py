@@ -3,7 +3,7 @@
     RUN/metrics.jsonl, starts.jsonl, tracking.json -> Feeder -> the tracker, which goes on
 
 A run that is over, one that was killed, and one that never had a tracker; options of the callback
-are those of the run's configuration. Never: changes the log.
+are those of the run's configuration.
 """
 
 from __future__ import annotations

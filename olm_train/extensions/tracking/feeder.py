@@ -7,8 +7,6 @@ No metrics wait in memory: they lie in the log, so a tracker that falls behind l
 far each has come is in `tracking.json` of the run's folder, which is read and written here only:
 
     {"version": 1, "trackers": {"wandb": {"key": "x1y2z3", "step": 120, "lines": 2}}}
-
-Never: waits in the training thread but in `close`, and there not longer than its limit.
 """
 
 from __future__ import annotations

@@ -109,6 +109,9 @@ def test_rows_in_any_order_and_batch_equal_the_documents_token_by_token(
     cut = data.draw(st.integers(0, len(rows) - 1), label="cut")
     windows = reader.prepare(np.array(rows))
     assert_batch_is(windows.read(cut, len(rows), parts), expected[cut * parts :], capacity, parts)
+    ids, labels = windows.read_tokens(0, len(rows))
+    np.testing.assert_array_equal(ids.ravel(), batch.input_ids.ravel())
+    np.testing.assert_array_equal(labels.ravel(), batch.labels.ravel())
 
 
 def test_every_field_has_the_promised_dtype_and_shape(lock: Path) -> None:
