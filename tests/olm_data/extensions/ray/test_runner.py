@@ -79,4 +79,4 @@ def test_a_cluster_that_does_not_answer_is_an_error_for_the_user(
     assert "no Ray cluster answers" in failed.stderr
     failed = olm_data("tokenize", source, *words, "--ray-address", "auto")
     assert failed.returncode == 2
-    assert "--runner ray" in failed.stderr
+    assert "no effect without runner: ray" in failed.stderr
