@@ -303,7 +303,7 @@ def _refuse_memory(arguments: list[str]) -> None:
         if word.startswith("memory://") or "=memory://" in word:
             raise UsageError(
                 "memory:// is what one process holds, and a command ends: nothing stays there",
-                where=printable(word),
+                where=word,
                 fix="name a folder or a bucket; memory:// is for a script that calls olm_data",
             )
 

@@ -11,6 +11,7 @@ Our own parts come in by the same groups as those of others. The core imports no
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,12 @@ def path_of(group: str, name: str) -> str | None:
 
 
 def _installed(group: str) -> EntryPoints:
+    return _found(group, tuple(sys.path))
+
+
+@cache
+def _found(group: str, path: tuple[str, ...]) -> EntryPoints:
+    """Return the entry points of all packages; their files are read once for each `sys.path`."""
     from importlib.metadata import entry_points  # it takes a tenth of a start
 
     return entry_points(group=group)
@@ -66,6 +73,10 @@ def load(group: str, name: str) -> Any:
             why=f"it is an extension, an entry point of {group}",
             fix=f"install the whole of {DISTRIBUTION} again",
         )
+    return _imported(path)
+
+
+def _imported(path: str) -> Any:
     module, _, attribute = path.partition(":")
     found: Any = importlib.import_module(module)
     for part in filter(None, attribute.split(".")):
@@ -73,7 +84,7 @@ def load(group: str, name: str) -> Any:
     return found
 
 
-class Parts(Mapping[str, Any]):
+class Registry(Mapping[str, Any]):
     """What has a name in a group, by name, imported when it is looked up.
 
     Args:
@@ -85,9 +96,10 @@ class Parts(Mapping[str, Any]):
         self._group, self._first = group, first
 
     def __getitem__(self, name: str) -> Any:
-        if path_of(self._group, name) is None:
+        path = path_of(self._group, name)
+        if path is None:
             raise KeyError(name)
-        return load(self._group, name)
+        return _imported(path)
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys([self._first, *names(self._group)]))

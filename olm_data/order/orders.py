@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 
 from olm_data.order.base import Order, OrderKeys
 from olm_data.order.shuffled import Shuffled
-from olm_data.plugins import Parts
+from olm_data.plugins import Registry
 
 DEFAULT = Shuffled
 
-ORDERS: Mapping[str, type[Order]] = Parts("olm_data.orders", DEFAULT.name)
+ORDERS: Mapping[str, type[Order]] = Registry("olm_data.orders", DEFAULT.name)
 """The first one is the default."""
 
 

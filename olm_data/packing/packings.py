@@ -13,9 +13,9 @@ from olm_data.order.base import Order, OrderKeys
 from olm_data.packing.base import Packing
 from olm_data.packing.concat import Concat
 from olm_data.packing.instances import Instances
-from olm_data.plugins import Parts
+from olm_data.plugins import Registry
 
-PACKINGS: Mapping[str, type[Packing]] = Parts("olm_data.packings", Concat.name)
+PACKINGS: Mapping[str, type[Packing]] = Registry("olm_data.packings", Concat.name)
 """The first one is the default."""
 
 

@@ -6,7 +6,6 @@ name -> format_of, codec_of -> describe -> InputFile -> whole_file -> Unit
 from __future__ import annotations
 
 import posixpath
-from functools import cache
 
 import msgspec
 
@@ -62,7 +61,6 @@ def format_of(name: str) -> str | None:
     return FORMATS.get(end) or _others().get(end)
 
 
-@cache
 def _others() -> dict[str, str]:
     """Return the formats that other packages bring, by endings."""
     return {f".{name}": name for name in plugins.names(GROUP) if name not in plugins.ours(GROUP)}

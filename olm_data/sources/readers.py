@@ -15,7 +15,8 @@ from typing import Protocol
 
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError, printable
-from olm_data.plugins import Parts
+from olm_data.extras import DISTRIBUTION
+from olm_data.plugins import Registry
 from olm_data.select.digests import content_hashes, document_digests
 from olm_data.select.selection import IdSet, drawn
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
@@ -41,7 +42,7 @@ class Reader(Protocol):
         ...
 
 
-_READERS: Mapping[str, Reader] = Parts(GROUP, "jsonl")
+_READERS: Mapping[str, Reader] = Registry(GROUP, "jsonl")
 
 
 def reader_of(input: InputFile) -> Reader:
@@ -55,7 +56,8 @@ def reader_of(input: InputFile) -> Reader:
         raise InputError(
             f"no installed package reads the format {printable(input.format)[:40]}",
             where=input.path,
-            fix="install the one that brings it, by an entry point of olm_data.formats",
+            fix=f"install the one that brings it, by an entry point of {GROUP}; one of ours comes "
+            f"with {DISTRIBUTION}: install that again",
         )
     return reader
 

@@ -61,7 +61,7 @@ class Folder:
         with io_errors(self.url(name)):
             if stop is None:
                 return read_regular(self.url(name), most or MAX_WHOLE, within=self._within)[start:]
-            with self.open(name) as file:
+            with open_regular(self.url(name), within=self._within) as file:
                 file.seek(start)
                 there = os.fstat(file.fileno()).st_size  # for a buffer no larger than the file
                 return file.read(max(0, min(stop, there) - start))

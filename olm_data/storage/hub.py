@@ -30,7 +30,6 @@ from olm_data.errors import (
     OlmError,
     StorageError,
     UsageError,
-    printable,
     words,
 )
 from olm_data.redaction import hold
@@ -110,7 +109,7 @@ class Repository:
         if found is None:
             raise UsageError(
                 "this is no address of a repository of the hub",
-                where=printable(address),
+                where=address,
                 fix="hf://datasets/ORG/NAME for a dataset, hf://ORG/NAME for a model; "
                 "@REVISION may follow",
             )

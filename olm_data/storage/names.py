@@ -14,7 +14,7 @@ import os
 import re
 import unicodedata
 
-from olm_data.errors import UsageError, ValidationError, printable
+from olm_data.errors import UsageError, ValidationError
 
 MAX_NAME = 1024
 """Characters of a column's or file's name."""
@@ -45,7 +45,7 @@ def refuse_no_place(name: str) -> None:
     if "://" not in local and os.path.normpath(local).strip("/") == "":
         raise UsageError(
             "the root of the file system cannot be used as a folder of data",
-            where=printable(name),
+            where=name,
             fix="name a folder of its own, or s3://BUCKET/PREFIX",
         )
 

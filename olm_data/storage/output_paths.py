@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Literal, NoReturn
 
 from olm_data.errors import UsageError, printable
-from olm_data.redaction import names_credentials, redacted
+from olm_data.redaction import names_credentials
 from olm_data.storage.names import acts, is_unicode, refuse_no_place
 from olm_data.storage.objects import READ_ONLY, SCHEMES, WRITABLE, scheme_of
 from olm_data.storage.store import Store
@@ -45,7 +45,7 @@ def refuse_output(
     """
 
     def refuse(what: str, fix: str, why: str | None = None) -> NoReturn:
-        raise UsageError(what, where=printable(redacted(name)) or None, why=why, fix=fix)
+        raise UsageError(what, where=name or None, why=why, fix=fix)
 
     if kind == "folder":
         refuse_no_place(name)
@@ -113,7 +113,7 @@ def refuse_foreign(store: Store, foreign: Foreign, *marks: str, kind: str = "a d
     more = f" and {len(found) - 3:,} more" if len(found) > 3 else ""
     raise UsageError(
         f"the output folder holds files that are not of {kind}",
-        where=printable(store.root),
+        where=store.root,
         why=f"it holds {shown}{more}",
         fix="name a new or an empty folder",
     )

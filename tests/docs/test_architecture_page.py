@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.installed import install
 from support.pages import REPOSITORY, Block, printed, read_page
 from support.reading import read_plan
 from support.small_datasets import write_dataset
@@ -29,7 +30,7 @@ from olm_data.mixture.lock import Lock
 from olm_data.order.orders import ORDERS
 from olm_data.packing.packings import PACKINGS
 from olm_data.rows.reader import RowReader
-from olm_data.sources import formats, resolve_source
+from olm_data.sources import resolve_source
 
 NAME = "docs/explanation/architecture.md"
 BLOCKS = read_page(NAME, REPOSITORY / NAME).blocks
@@ -39,18 +40,13 @@ MANIFEST = next(
 S = 16
 
 
-def install(text: str, folder: Path) -> str:
+def install_block(text: str, folder: Path) -> str:
     """What a block that writes a module and its package would install; the module's name."""
     files = dict(re.findall(r"^cat > (\S+) <<'\w+'\n(.*?)^[A-Z]+$", text, re.MULTILINE | re.DOTALL))
     project = tomllib.loads(files.pop("pyproject.toml"))["project"]
     ((module, code),) = files.items()
     (folder / module).write_text(code)
-    about = folder / f"{project['name']}-1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 1\n")
-    ((group, names),) = project["entry-points"].items()
-    lines = [f"{name} = {value}" for name, value in names.items()]
-    (about / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+    install(folder, project["name"], project["entry-points"])
     return module.removesuffix(".py")
 
 
@@ -63,12 +59,12 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[s
     write_dataset(tmp_path / "tokens" / "stories", [shards[0], shards[1][40:]])
     (tmp_path / "mix.yaml").write_text(MANIFEST)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     modules = []
 
     def run(name: str) -> Lock:
         at = next(n for n, b in enumerate(BLOCKS) if f"class {name}(" in b.text)
-        modules.append(install(BLOCKS[at].text, tmp_path))
+        modules.append(install_block(BLOCKS[at].text, tmp_path))
+        monkeypatch.syspath_prepend(tmp_path)
         trial: Block = BLOCKS[at + 1]
         said = io.StringIO()
         scope: dict[str, Any] = {"__name__": "example"}
@@ -126,9 +122,8 @@ def test_the_fourth_format_is_tokenised_packed_or_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block = next(b.text for b in BLOCKS if "class Fasta(" in b.text)
+    install_block(block, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    formats._others.cache_clear()
-    install(block, tmp_path)
     text = block.split("printf '")[1].split("'")[0].replace("\\n", "\n").encode()
     (tmp_path / "some.fasta").write_bytes(text)
     (tmp_path / "more.fasta.gz").write_bytes(gzip.compress(text * 200))
@@ -140,7 +135,6 @@ def test_the_fourth_format_is_tokenised_packed_or_not(
         assert found.texts == ["MKVLAAGG", "MPEPTIDE"] * 201
         assert found.ids == ["one", "two"] * 201
     finally:
-        formats._others.cache_clear()
         del sys.modules["fasta"]
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
     with pytest.raises(InputError, match="no installed package reads the format fasta"):

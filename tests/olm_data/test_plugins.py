@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+from importlib.metadata import EntryPoints
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.installed import install
 
 from olm_data import plugins
 from olm_data.cli import cli
@@ -43,12 +46,8 @@ def test_a_package_brings_a_command_and_a_callback_by_name(
         "@click.command()\ndef hello():\n    click.echo('hello')\n\n\n"
         "@dataclass(kw_only=True)\nclass Bell(Callback):\n    rings: int = 1\n"
     )
-    about = tmp_path / "lab-1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 1\n")
-    (about / "entry_points.txt").write_text(
-        "[olm_data.commands]\nhello = lab:hello\n[olm_train.callbacks]\nbell = lab:Bell\n"
-    )
+    groups = {"olm_data.commands": {"hello": "lab:hello"}}
+    install(tmp_path, "lab", groups | {"olm_train.callbacks": {"bell": "lab:Bell"}})
     monkeypatch.syspath_prepend(tmp_path)
     said = CliRunner().invoke(cli, ["hello"])
     assert (said.exit_code, said.output) == (0, "hello\n")
@@ -56,3 +55,20 @@ def test_a_package_brings_a_command_and_a_callback_by_name(
     values = Values({"bell": {"rings": 3}}, file="train.yaml", imports=True)
     (bell,) = parse(CallbacksConfig, values).own.values()
     assert (type(bell).__name__, vars(bell)["rings"]) == ("Bell", 3)
+
+
+def test_packages_are_looked_through_once_for_each_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    asked = []
+    found = importlib.metadata.entry_points
+
+    def counted(**given: str) -> EntryPoints:
+        asked.append(given)
+        return found(**given)
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", counted)
+    for _ in range(3):
+        assert plugins.path_of("olm_data.formats", "none-has-this") is None
+    assert asked == [{"group": "olm_data.formats"}]

@@ -6,8 +6,8 @@ import click
 
 from olm_data.commands.said import note, show_bytes, show_progress
 from olm_data.counts import counted
-from olm_data.errors import printable, typed
-from olm_data.printing import print_json
+from olm_data.errors import typed
+from olm_data.printing import emit
 
 
 @click.command()
@@ -50,14 +50,13 @@ def push(
             dry_run=dry_run,
             watch=lambda what, done, total: show_bytes(progress, what, done, total),
         )
-    if as_json:
-        print_json(done)
-    else:
-        click.echo(f"{done.status}: {printable(done.address)}, {done.kind} {done.digest[:12]}")
-        size = f"{done.sent_bytes / 1e9:,.3f} GB"
-        click.echo(f"{counted(done.sent, 'file')} sent, {size}; {done.kept:,} were there")
-        if done.commit:
-            click.echo(f"commit {done.commit}")
+    size = f"{done.sent_bytes / 1e9:,.3f} GB"
+    lines = [
+        f"{done.status}: {done.address}, {done.kind} {done.digest[:12]}",
+        f"{counted(done.sent, 'file')} sent, {size}; {done.kept:,} were there",
+        *([f"commit {done.commit}"] if done.commit else []),
+    ]
+    emit(done, as_json, lines)
     if done.not_sent:
         some = ", ".join(done.not_sent[:3]) + ", ..." * (len(done.not_sent) > 3)
         note(
@@ -65,9 +64,8 @@ def push(
         )
     for sentence in done.notes:
         note(f"note: {sentence}")
-    words = f"{done.address}@{done.commit}" if done.commit else None
-    if words:
-        note(f"next: olm-data pull {typed(words)} FOLDER")
+    if done.commit:
+        note(f"next: olm-data pull {typed(f'{done.address}@{done.commit}')} FOLDER")
 
 
 @click.command()
@@ -94,12 +92,12 @@ def pull(address: str, output: str, dry_run: bool, as_json: bool) -> None:
             dry_run=dry_run,
             watch=lambda what, done, total: show_bytes(progress, what, done, total),
         )
-    if as_json:
-        print_json(done)
-    else:
-        click.echo(f"{done.status}: {printable(done.output)}, {done.kind} {done.digest[:12]}")
-        size = f"{done.bytes / 1e9:,.3f} GB"
-        click.echo(f"{counted(done.files, 'file')}, {size}; {done.kept:,} were fetched before")
-        click.echo(f"of {printable(done.address)}, commit {done.commit}")
+    size = f"{done.bytes / 1e9:,.3f} GB"
+    lines = [
+        f"{done.status}: {done.output}, {done.kind} {done.digest[:12]}",
+        f"{counted(done.files, 'file')}, {size}; {done.kept:,} were fetched before",
+        f"of {done.address}, commit {done.commit}",
+    ]
+    emit(done, as_json, lines)
     if not dry_run and done.kind == "dataset":
         note(f"next: olm-data stats {typed(output)}")
