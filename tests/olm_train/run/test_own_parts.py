@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from support.installed import install
 from support.own_parts import (
     CountingCallback,
     KeyedCallback,
@@ -219,12 +218,8 @@ def test_a_configuration_that_came_with_something_else_imports_nothing(
 def test_a_package_gives_its_parts_short_names(
     tiny_mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = EntryPoint("counting", OWN + "CountingCallback", "olm_train.callbacks")
-
-    def entry_points(*, group: str) -> EntryPoints:
-        return EntryPoints([entry] if group == entry.group else [])
-
-    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    install(tmp_path, "lab", {"olm_train.callbacks": {"counting": OWN + "CountingCallback"}})
+    monkeypatch.syspath_prepend(tmp_path)
     file = write(tiny_mixture, tmp_path, trainer__callbacks__counting__name="counting")
     config = read(file)
     assert config.trainer.callbacks.own == {"counting": CountingCallback(by=3)}
