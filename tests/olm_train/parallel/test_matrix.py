@@ -5,6 +5,7 @@ All checks of four ranks run in one launch (support/four_ranks.py); two ranks: t
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -132,6 +133,9 @@ def test_a_rank_that_does_not_come_is_named_with_the_last_step_of_each(
 ) -> None:
     for rank in (0, 1, 3):
         said = ranks[rank]["lost"]
-        assert f"rank {rank} timed out waiting for other ranks" in said
+        # The first to give up breaks the connections of those that still wait.
+        assert re.match(
+            f"rank {rank} (timed out waiting for|lost its connection to) other ranks", said
+        )
         assert "silent: rank 2; ranks 0-1, 3: 4 steps done; rank 2: 3 steps done" in said
         assert "comm.train_timeout_seconds" in said
