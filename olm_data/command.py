@@ -257,6 +257,8 @@ class Program(CommandGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, known in self.summaries().items():
+            if not known:  # its commands are extensions that are not there
+                continue
             with formatter.section(heading):
                 formatter.write_dl([item for item in known.items() if item[0] not in self.internal])
 

@@ -49,7 +49,6 @@ FLOORS = {
         ("mixture",),
         ("rows",),
         ("tokenization",),
-        ("verify", "show"),
         ("command",),
         ("commands",),
         ("verbs", "cli"),

@@ -49,7 +49,10 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
         "fsyncs what was verified: " + _OWN,
     ),
     "olm_data/packing/row_plan.py": ({"open": 1}, "hashes the plan just packed: " + _OWN),
-    "olm_data/show/token_text.py": ({"json.loads": 1}, "a tokenizer that was parsed before"),
+    "olm_data/extensions/show/token_text.py": (
+        {"json.loads": 1},
+        "a tokenizer that was parsed before",
+    ),
     "olm_data/regular_files.py": ({"os.open": 1}, "the one place where files are opened"),
     "olm_train/extensions/ledger/loss_ledger.py": (
         {"read_bytes": 3},

@@ -107,8 +107,8 @@ def test_70_show_stats_and_verify_refuse_a_bomb_in_50_mb(
     forge(folder, BOMBS[name])
     script = """
 import contextlib, io, sys
-import olm_data.show.documents, olm_data.extensions.stats.count
-import olm_data.verify.datasets, pyarrow.compute
+import olm_data.extensions.show.documents, olm_data.extensions.stats.count
+import olm_data.extensions.verify.datasets, pyarrow.compute
 from olm_data.cli import main
 from support.memory import peak
 good, bad = sys.argv[1:]

@@ -30,12 +30,12 @@ from olm_data.errors import ConflictError, UsageError
 from olm_data.extensions.hub.card import dataset_card
 from olm_data.extensions.hub.content import CARD, MOST_CARD, Branch, Content, Watch
 from olm_data.extensions.stats.count import collect
+from olm_data.extensions.verify.datasets import verify
 from olm_data.model_folder import CONFIG
 from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.destination import RECORD as RECEIPT
 from olm_data.storage.store import Store
 from olm_data.target import dataset_root
-from olm_data.verify.datasets import verify
 
 NAMING = re.compile(rf"({VALIDATION}/)?(manifest|plan(-\d{{5,9}})?)\.json")
 """Files that must be there before it can be told which others are parts."""

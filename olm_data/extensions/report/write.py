@@ -40,6 +40,7 @@ from olm_data.extensions.report.training import (
     speed_section,
     tasks_section,
 )
+from olm_data.extensions.show.ledger_summary import LEARNED, Curve, LedgerSummary, summarise
 from olm_data.mixture.lock import Lock
 from olm_data.page import (
     COLOURS,
@@ -54,7 +55,6 @@ from olm_data.page import (
     write_page,
 )
 from olm_data.run_log.ledger import ledger_files
-from olm_data.show.ledger_summary import LEARNED, Curve, LedgerSummary, summarise
 from olm_data.storage.output_paths import refuse_output
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ import pytest
 from support.stand_in import parse_mixture, stand_in_dataset
 
 from olm_data.errors import UsageError, ValidationError
+from olm_data.extensions.verify.training import verify_training
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.lock_format import manifest_stages
 from olm_data.mixture.mix import compile_lock
 from olm_data.mixture.summary import summarise, warnings
 from olm_data.run_log.log import RunLog, Start
-from olm_data.verify.training import verify_training
 
 HEAD = "version: 1\nseed: 3\nsequence_length: 10\non_exhausted: {on}\nsources:\n"
 

@@ -14,11 +14,11 @@ from support.runs import build_trainer, config_values
 from olm_data.cli import cli
 from olm_data.config.values import Values
 from olm_data.errors import UsageError, ValidationError
+from olm_data.extensions.verify.training import verify_training
 from olm_data.mixture.lock import Lock
 from olm_data.order.steps import StepSizes
 from olm_data.run_log.log import RunLog
 from olm_data.run_log.run_folder import Run
-from olm_data.verify.training import verify_training
 from olm_train.callbacks.batch_size_scheduler import BatchSizeSchedulerCallback
 from olm_train.duration import Duration
 from olm_train.run.config import RunConfig
