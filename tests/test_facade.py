@@ -30,7 +30,6 @@ FACADE = {
     },
     "order": {"phases", "schedule", "skip", "steps"},
     "dataset": {"dataset", "eval_set", "shard", "tokenizer"},
-    "tokenizer": {"tokenizer"},
     "mixture": {"lock", "shared"},
     "rows": {"cache_plan", "label_groups", "reader", "views"},
     "run_log": {

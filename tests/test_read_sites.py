@@ -97,7 +97,10 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
         "probed in a limited child",
     ),
     "olm_data/tokenizer/probe_child.py": ({"json.loads": 1}, "the child with limits itself"),
-    "olm_train/generate/template_child.py": ({"json.loads": 1}, "the child with limits itself"),
+    "olm_train/extensions/generate/template_child.py": (
+        {"json.loads": 1},
+        "the child with limits itself",
+    ),
     "olm_data/user_cache.py": ({"os.open": 1}, _LOCKS),
     "olm_data/encoders/proof.py": ({"decode_typed": 1}, "a typed file of the user's cache"),
     "olm_train/callbacks/environment.py": (

@@ -27,8 +27,8 @@ from olm_data.errors import OlmError
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.distributed.world import World
 from olm_train.extensions.downstream.command import main as evaluate
+from olm_train.extensions.generate.command import main as generate
 from olm_train.extensions.hf_export.command import main as export
-from olm_train.generate.command import main as generate
 
 pytestmark = pytest.mark.xdist_group("strangers")  # its fixture is made once
 

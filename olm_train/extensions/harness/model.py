@@ -25,12 +25,12 @@ from tqdm import tqdm
 from olm_data.errors import OlmError, UsageError, ValidationError, shown, suggest
 from olm_data.extras import needs
 from olm_train.distributed.world import local_device
+from olm_train.extensions.generate.engine import MAX_ROWS, Engine, Request
+from olm_train.extensions.generate.loaded import LoadedModel
+from olm_train.extensions.generate.runner import runner_of
+from olm_train.extensions.generate.sampling import Sampling
+from olm_train.extensions.generate.template import Message
 from olm_train.extensions.harness.scores import Answer, Keep, Pair, answers, rows_of
-from olm_train.generate.engine import MAX_ROWS, Engine, Request
-from olm_train.generate.loaded import LoadedModel
-from olm_train.generate.runner import runner_of
-from olm_train.generate.sampling import Sampling
-from olm_train.generate.template import Message
 
 with needs("the tasks of lm-evaluation-harness"):
     import lm_eval.models  # noqa: F401  which knows its own names only where none is known yet

@@ -14,6 +14,8 @@ from msgspec import UNSET, UnsetType
 
 from olm_data.errors import ValidationError
 from olm_data.tokenizer.byte_alphabet import byte_alphabet
+from olm_train.extensions.generate.engine import Scored
+from olm_train.extensions.generate.text import TextStream
 from olm_train.extensions.serve.protocol import (
     Answer,
     ChatChoice,
@@ -27,8 +29,6 @@ from olm_train.extensions.serve.protocol import (
     Usage,
 )
 from olm_train.extensions.serve.worker import Piece
-from olm_train.generate.engine import Scored
-from olm_train.generate.text import TextStream
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

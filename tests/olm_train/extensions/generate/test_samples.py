@@ -16,10 +16,10 @@ from support.runs import build_trainer, config_values, metrics
 from olm_data.errors import OlmError, UsageError
 from olm_data.run_log.samples import SAMPLES, StepSamples, read_samples
 from olm_train.callbacks.base import Callback
-from olm_train.callbacks.samples import SamplesCallback
 from olm_train.distributed.preempt import Preempted
-from olm_train.generate.command import generate
-from olm_train.generate.sampling import Sampling
+from olm_train.extensions.generate.command import generate
+from olm_train.extensions.generate.samples import SamplesCallback
+from olm_train.extensions.generate.sampling import Sampling
 
 PROMPTS = ["the quick", "def f", "", "seven owls sleep", "a"]
 SPARSE = ["--trainer.callbacks.lm_evaluator.eval_interval=100"]

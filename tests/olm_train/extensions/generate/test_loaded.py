@@ -14,8 +14,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from olm_data.errors import InputError, UsageError, ValidationError
-from olm_train.generate.loaded import LoadedModel, PromptIds
-from olm_train.generate.template import Message
+from olm_train.extensions.generate.loaded import LoadedModel, PromptIds
+from olm_train.extensions.generate.template import Message
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_a_saved_model_writes_up_to_its_positions(saved: Path) -> None:
     loaded = LoadedModel.open(str(saved), "latest", print, device=torch.device("cpu"))
     assert (loaded.begins, loaded.eos, loaded.context) == (None, 0, 20)
     engine = loaded.engine(2)
-    from olm_train.generate.engine import Request
+    from olm_train.extensions.generate.engine import Request
 
     (text,) = engine.run([Request(prompt=loaded.ids_of("abc"), max_new_tokens=50)])
     assert text.finish == "stop" or len(loaded.ids_of("abc")) + len(text.ids) == 20

@@ -17,9 +17,9 @@ from support.small_tokenizer import train
 from tokenizers import Tokenizer
 
 from olm_data.errors import UsageError
-from olm_train.generate.engine import Engine, Request
-from olm_train.generate.runner import CachedRunner, Read, Runner, WholeRunner
-from olm_train.generate.sampling import Sampling
+from olm_train.extensions.generate.engine import Engine, Request
+from olm_train.extensions.generate.runner import CachedRunner, Read, Runner, WholeRunner
+from olm_train.extensions.generate.sampling import Sampling
 from olm_train.model.decoder import Decoder
 
 CPU = torch.device("cpu")

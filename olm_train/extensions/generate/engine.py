@@ -20,9 +20,9 @@ from torch import Tensor
 
 from olm_data.errors import UsageError
 from olm_data.tokenizer.tokenizer import failure, library_errors
-from olm_train.generate.runner import Runner
-from olm_train.generate.sampling import Sampling, choose
-from olm_train.generate.text import Stops, TextStream
+from olm_train.extensions.generate.runner import Runner
+from olm_train.extensions.generate.sampling import Sampling, choose
+from olm_train.extensions.generate.text import Stops, TextStream
 from olm_train.model.head import Head
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from olm_train.generate.cache import KVCache
+from olm_train.extensions.generate.cache import KVCache
 from olm_train.model.attention import Attention
 from olm_train.model.block import Block
 from olm_train.model.decoder import Decoder

@@ -15,11 +15,11 @@ from support.hf_talker import greedy, save_hf_talker, theirs
 from support.talking import POSITIONS, save_talker
 
 from olm_data.errors import UsageError, shown
-from olm_train.generate.chat import Chat, main
-from olm_train.generate.engine import Request
-from olm_train.generate.loaded import LoadedModel
-from olm_train.generate.sampling import Sampling
-from olm_train.generate.template import ChatTemplate
+from olm_train.extensions.generate.chat import Chat, main
+from olm_train.extensions.generate.engine import Request
+from olm_train.extensions.generate.loaded import LoadedModel
+from olm_train.extensions.generate.sampling import Sampling
+from olm_train.extensions.generate.template import ChatTemplate
 
 
 @pytest.fixture(scope="module")

@@ -22,11 +22,11 @@ from olm_data.extras import needs
 
 with needs("talking to a model"):
     from olm_train.distributed.world import local_device
-    from olm_train.generate.command import checked, sampling_of, sampling_options
-    from olm_train.generate.engine import Request
-    from olm_train.generate.loaded import LoadedModel
-    from olm_train.generate.sampling import Sampling
-    from olm_train.generate.template import ChatTemplate, Message
+    from olm_train.extensions.generate.command import checked, sampling_of, sampling_options
+    from olm_train.extensions.generate.engine import Request
+    from olm_train.extensions.generate.loaded import LoadedModel
+    from olm_train.extensions.generate.sampling import Sampling
+    from olm_train.extensions.generate.template import ChatTemplate, Message
 
 
 COMMANDS = "/new begins anew, Ctrl-C ends an answer, /exit or Ctrl-D ends it all"

@@ -11,7 +11,7 @@ from support.small_tokenizer import train
 from support.tokenizer_kinds import bpe, unigram
 from tokenizers import Tokenizer
 
-from olm_train.generate.text import Stops, TextStream
+from olm_train.extensions.generate.text import Stops, TextStream
 
 WORDS = "the cat sat; été 中文 🙂🙃 x"
 

@@ -18,9 +18,9 @@ from olm_data.storage.names import is_unicode
 from olm_data.tokenizer.tokenizer import library_errors
 from olm_train.checkpoint.portable import TrainedModel, open_portable
 from olm_train.checkpoint.text_rules import CHAT_TEMPLATE, TextRules
-from olm_train.generate.engine import MAX_ROWS, Engine
-from olm_train.generate.runner import runner_of
-from olm_train.generate.template import ChatTemplate
+from olm_train.extensions.generate.engine import MAX_ROWS, Engine
+from olm_train.extensions.generate.runner import runner_of
+from olm_train.extensions.generate.template import ChatTemplate
 from olm_train.model.decoder import Decoder
 
 if TYPE_CHECKING:

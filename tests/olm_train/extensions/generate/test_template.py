@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from olm_data.errors import InputError, UsageError
-from olm_train.generate.template import ChatTemplate, Message
+from olm_train.extensions.generate.template import ChatTemplate, Message
 
 TURNS = [Message("system", "Be short."), Message("user", "Hi"), Message("assistant", " Ho. ")]
 CHATML = """\

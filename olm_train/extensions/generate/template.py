@@ -18,7 +18,7 @@ import msgspec
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.extras import needs
 from olm_data.regular_files import read_regular
-from olm_train.generate.template_process import TemplateProcess
+from olm_train.extensions.generate.template_process import TemplateProcess
 
 MAX_TEMPLATE = 1 << 20
 """Bytes of a template's file."""

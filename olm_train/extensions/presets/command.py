@@ -16,7 +16,7 @@ from olm_data.printing import emit, fitted
 
 with needs("planning a model"):
     from olm_train.estimate.gpus import Gpu, gpu_named
-    from olm_train.estimate.recipe import Recipe, recipe
+    from olm_train.extensions.presets.recipe import Recipe, recipe
     from olm_train.model.presets import PRESETS
     from olm_train.run.reference import PATH
 

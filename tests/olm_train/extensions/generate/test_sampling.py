@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olm_data.errors import UsageError
-from olm_train.generate.sampling import Sampling, choose, probabilities, uniform
+from olm_train.extensions.generate.sampling import Sampling, choose, probabilities, uniform
 
 LOGITS = torch.tensor([[0.0, 1.0, 0.9, -1.0, 1.0]])
 

@@ -32,9 +32,9 @@ from olm_data.storage.store import Store
 with needs("generating text"):
     from olm_train.checkpoint.model_format import pinned
     from olm_train.distributed.world import World, quiet_alone
-    from olm_train.generate.engine import MAX_ROWS, Generation, Request
-    from olm_train.generate.loaded import LoadedModel
-    from olm_train.generate.sampling import MAX_SEED, Sampling
+    from olm_train.extensions.generate.engine import MAX_ROWS, Generation, Request
+    from olm_train.extensions.generate.loaded import LoadedModel
+    from olm_train.extensions.generate.sampling import MAX_SEED, Sampling
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -265,7 +265,7 @@ def main(
     olm-train generate runs/first --prompt "def " --max-new-tokens 50
     olm-train generate hf://ORG/NAME --prompt "def "
     olm-train generate runs/first --prompts prompts.jsonl --output texts.jsonl
-    torchrun --nproc-per-node=8 -m olm_train.generate runs/first --prompts prompts.jsonl
+    torchrun --nproc-per-node=8 -m olm_train.extensions.generate runs/first --prompts prompts.jsonl
 
     For trying a model out. To serve one, export it and take a server made for that.
     """

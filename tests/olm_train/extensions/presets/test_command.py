@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from olm_train.estimate.gpus import GPUS
-from olm_train.estimate.recipe import Recipe, recipe
+from olm_train.extensions.presets.command import main, table
+from olm_train.extensions.presets.recipe import Recipe, recipe
 from olm_train.model.presets import PRESETS
-from olm_train.presets import main, table
 
 STATED = ("h100", "h200")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from olm_train.generate.cache import KVCache, LayerCache
+from olm_train.extensions.generate.cache import KVCache, LayerCache
 from olm_train.model.attention_backend import Scores
 
 

@@ -14,12 +14,12 @@ from support.runs import config_values
 from olm_data.config.values import Values
 from olm_train.estimate.gpus import GPUS
 from olm_train.estimate.memory import memory_of_step
-from olm_train.estimate.recipe import Recipe, counted_tensors, recipe
+from olm_train.extensions.presets.command import main
+from olm_train.extensions.presets.recipe import Recipe, counted_tensors, recipe
 from olm_train.model.loss_config import LossConfig
 from olm_train.model.presets import PRESETS, preset
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import DataParallelConfig
-from olm_train.presets import main
 from olm_train.run.config import RunConfig
 from olm_train.run.dry_run import Plan, describe
 from olm_train.train_module_config import TransformerTrainModuleConfig

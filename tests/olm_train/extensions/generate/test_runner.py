@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.model_options import CONFIG, FAMILIES, stirred
 
-from olm_train.generate.runner import CachedRunner, Runner, WholeRunner, knows_cache, runner_of
+from olm_train.extensions.generate.runner import (
+    CachedRunner,
+    Runner,
+    WholeRunner,
+    knows_cache,
+    runner_of,
+)
 from olm_train.model.block import Block
 from olm_train.model.decoder import Decoder
 from olm_train.model.head import Head

@@ -16,8 +16,8 @@ from support.runs import build_trainer
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.weights import evaluation_model
 from olm_train.distributed.world import World
-from olm_train.generate.command import generate, main
-from olm_train.generate.sampling import Sampling
+from olm_train.extensions.generate.command import generate, main
+from olm_train.extensions.generate.sampling import Sampling
 
 pytestmark = pytest.mark.xdist_group("generate")  # its fixtures are made once
 GREEDY = Sampling(temperature=0.0)
@@ -126,7 +126,7 @@ def test_ranks_share_the_prompts(run_folder: Path, tmp_path: Path) -> None:
     assert len(alone.splitlines()) == 5
     for ranks in (2, 6):  # one of six has none
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={ranks}", "-m", "olm_train.generate", *words]
+        command += [f"--nproc-per-node={ranks}", "-m", "olm_train.extensions.generate", *words]
         result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         assert result.stdout == alone

@@ -31,10 +31,10 @@ from olm_data.run_log.samples import (
 from olm_train.callbacks.evaluation_steps import EvaluationSteps
 from olm_train.checkpoint.documents import open_tokenizer, tokenizer_of_data
 from olm_train.data.base import require_lock
-from olm_train.generate.engine import Engine, Request
-from olm_train.generate.loaded import PromptIds
-from olm_train.generate.runner import runner_of
-from olm_train.generate.sampling import MAX_SEED, Sampling
+from olm_train.extensions.generate.engine import Engine, Request
+from olm_train.extensions.generate.loaded import PromptIds
+from olm_train.extensions.generate.runner import runner_of
+from olm_train.extensions.generate.sampling import MAX_SEED, Sampling
 from olm_train.model.decoder import Decoder
 from olm_train.parallel.compiling import uncompiled
 
