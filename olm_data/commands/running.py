@@ -152,13 +152,10 @@ def make_runner(recipe: Recipe, places: Sequence[str] = (), *, fork: bool = Fals
         from olm_data.runners.here import HereRunner
 
         return HereRunner()
-    if recipe.runner == "slurm":
-        from olm_data.runners.slurm import SlurmRunner
-
-        return SlurmRunner(recipe.workers, options=recipe.slurm)
-    if recipe.runner == "ray":
-        ray: Callable[..., NamedRunner] = plugins.load("olm_data.runners", "ray")
-        return ray(recipe.workers, address=recipe.ray_address)
+    if recipe.runner != "local":
+        runner: Callable[..., NamedRunner] = plugins.load("olm_data.runners", recipe.runner)
+        own = {"slurm": {"options": recipe.slurm}, "ray": {"address": recipe.ray_address}}
+        return runner(recipe.workers, **own[recipe.runner])
     from olm_data.runners.local import LocalRunner, granted_cpus
 
     return LocalRunner(recipe.workers or granted_cpus(), fork=fork)

@@ -16,9 +16,9 @@ from support.tokenizing import digests, texts, write_jsonl
 from olm_data import tokenize
 from olm_data.commands.running import make_runner
 from olm_data.errors import UsageError
+from olm_data.extensions.slurm.runner import SlurmRunner
 from olm_data.extensions.verify.datasets import verify
 from olm_data.runners.local import LocalRunner
-from olm_data.runners.slurm import SlurmRunner
 from olm_data.storage.store import Store
 from olm_data.tokenization.recipe import read_recipe
 

@@ -9,7 +9,7 @@ from support.importing import OLMO
 from support.stand_in import parse_mixture
 
 from olm_data.errors import UsageError
-from olm_data.mixture.import_mixture import (
+from olm_data.extensions.importing.mixtures import (
     ForeignSource,
     import_command,
     manifest_text,

@@ -16,8 +16,8 @@ from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.dataset.plan import parse_tasks
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError
-from olm_data.runners import slurm_commands
-from olm_data.runners.slurm import SlurmRunner, array_elements, array_name, batch_script
+from olm_data.extensions.slurm import slurm_commands
+from olm_data.extensions.slurm.runner import SlurmRunner, array_elements, array_name, batch_script
 from olm_data.storage.store import Store
 
 pytestmark = pytest.mark.xdist_group("slurm")

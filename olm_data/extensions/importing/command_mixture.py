@@ -36,12 +36,12 @@ def import_mixture(
     """
     from olm_data.counts import parse_count
     from olm_data.errors import ConflictError, InputError, printable
-    from olm_data.kinds import nearest
-    from olm_data.mixture.import_mixture import (
+    from olm_data.extensions.importing.mixtures import (
         import_command,
         manifest_text,
         read_mixture_file,
     )
+    from olm_data.kinds import nearest
     from olm_data.regular_files import MAX_SMALL, read_regular
     from olm_data.storage.output_paths import refuse_output
 

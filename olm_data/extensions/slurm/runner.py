@@ -31,8 +31,8 @@ from olm_data.errors import (
     UsageError,
     ValidationError,
 )
+from olm_data.extensions.slurm import slurm_commands as slurm
 from olm_data.regular_files import MAX_SMALL, open_regular
-from olm_data.runners import slurm_commands as slurm
 from olm_data.runners.base import Count, Done, Job, Note, Runner, StoredJob, Watch
 from olm_data.runners.heartbeat import RUN, Beat, read_beats
 from olm_data.storage.store import Store
