@@ -153,7 +153,10 @@ UNPACKS = {
     "olm_data/decompress.py": {"bz2", "lzma", "decompressobj", "CompressedInputStream"},
     "olm_data/parquet.py": {"ParquetFile"},
     "olm_data/sources/parquet.py": {"ParquetFile"},  # inputs: `_rows_at_once` checks each column
-    "olm_data/sources/arrow.py": {"open_file", "open_stream"},  # inputs: `limits.Expansion`
+    "olm_data/extensions/tables/arrow.py": {
+        "open_file",
+        "open_stream",
+    },  # inputs: `limits.Expansion`
     "olm_data/dataset/shard_writer.py": {"read_table"},  # what this process has just staged
     "olm_data/extensions/eval_sets/tasks.py": {
         "ZipFile"

@@ -33,7 +33,7 @@ VALUES = st.recursive(
 def test_a_json_array_is_read_as_the_same_json_lines(
     tmp_path: Path, rows: list[Any], indent: int | None, chunk: int
 ) -> None:
-    import olm_data.sources.json_array as module
+    import olm_data.extensions.tables.json_array as module
 
     kept, module._CHUNK = module._CHUNK, chunk
     try:

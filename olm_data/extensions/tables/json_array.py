@@ -23,24 +23,11 @@ from olm_data.sources.json_records import Records, field_kinds, require_text
 from olm_data.sources.limits import check_record
 
 _CHUNK = 1 << 20
-_HEAD = 256  # bytes looked at to tell an array from JSON Lines
 _HEAD_RECORDS = 1000
 _BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
 # a whole string, a bracket, a comma, or a string that is not whole yet
 _PARTS = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{},]|"', re.DOTALL)
-
-
-def is_array(input: InputFile) -> bool:
-    """Whether a .json file begins as an array does.
-
-    Raises:
-        InputError, StorageError: it cannot be read.
-    """
-    if not input.bytes:
-        return False
-    with open_stream(input) as stream, reading(input):
-        return bool(stream.read(_HEAD).removeprefix(_BOM).lstrip(_SPACE)[:1] == b"[")
 
 
 def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
