@@ -8,7 +8,7 @@ import torch
 from support.runs import build_trainer, metrics
 
 from olm_data.run_log.metric_names import GPU_ACTIVE_GIB, GPU_RESERVED_GIB
-from olm_train.callbacks.gpu_memory_monitor import GPUMemoryMonitorCallback
+from olm_train.extensions.monitors.gpu_memory_monitor import GPUMemoryMonitorCallback
 
 ON = "--trainer.callbacks.gpu_memory_monitor.enabled=true"
 

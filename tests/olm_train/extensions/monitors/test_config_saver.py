@@ -13,9 +13,9 @@ from support.runs import build_trainer, metrics
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
 from olm_train.callbacks.base import Callback
-from olm_train.callbacks.config_saver import ConfigSaverCallback, data_paths
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.distributed.world import World
+from olm_train.extensions.monitors.config_saver import ConfigSaverCallback, data_paths
 
 PREFIX = "--trainer.callbacks.config_saver"
 SHORT = (

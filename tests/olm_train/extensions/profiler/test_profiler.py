@@ -12,7 +12,7 @@ from support.runs import build_trainer, group_world, metrics
 
 from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
-from olm_train.callbacks.profiler import ProfilerCallback
+from olm_train.extensions.profiler.profiler import ProfilerCallback
 from olm_train.trainer import Trainer
 
 OFF = "--trainer.callbacks.lm_evaluator.enabled=false"

@@ -21,9 +21,9 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from olm_data.config.hints import NonNegativeInt, PositiveInt
 from olm_data.errors import ResourceError, UsageError
 from olm_data.storage.disk import write_durable
-from olm_train.callbacks.base import Callback
-from olm_train.callbacks.trace_table import DATA_WAIT, Event, step_times, table
+from olm_train.callbacks.base import DATA_WAIT, Callback
 from olm_train.distributed.stop_file import StopFile
+from olm_train.extensions.profiler.trace_table import Event, step_times, table
 
 FOLDER = "profiler"
 ON_DEMAND = "profile"

@@ -13,7 +13,7 @@ from support.runs import STEPS, build_trainer, metrics
 
 from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, SPIKE_SCORE, SPIKE_SCORE_TOTAL
 from olm_train.callbacks.base import Callback
-from olm_train.callbacks.stability_monitor import FEWEST, StabilityMonitorCallback
+from olm_train.extensions.monitors.stability_monitor import FEWEST, StabilityMonitorCallback
 
 
 class Quiet(StabilityMonitorCallback):

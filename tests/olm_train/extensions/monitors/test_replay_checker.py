@@ -7,7 +7,7 @@ import math
 import pytest
 
 from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM
-from olm_train.callbacks.replay_checker import first_difference
+from olm_train.extensions.monitors.replay_checker import first_difference
 
 
 @pytest.mark.parametrize(

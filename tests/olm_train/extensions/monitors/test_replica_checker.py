@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from olm_train.callbacks.replica_checker import digests, odd_ranks
+from olm_train.extensions.monitors.replica_checker import digests, odd_ranks
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.float64])

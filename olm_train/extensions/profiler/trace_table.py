@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from olm_train.callbacks.base import DATA_WAIT
+
 Span = tuple[int, int]
 """First and last nanosecond."""
-
-DATA_WAIT = "data wait"
-"""Name of the range around taking a batch."""
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _COMMUNICATION = ("nccl", "gloo", "c10d")
