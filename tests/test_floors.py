@@ -62,7 +62,7 @@ FLOORS = {
         ("evaluation", "optim", "parallel"),
         ("train_module_base", "train_module_config", "loss_context"),
         ("estimate", "gradient_step"),
-        ("train_module", "basic_train_module", "checkpoint"),
+        ("train_module", "checkpoint"),
         ("callbacks",),
         ("trainer",),
         ("run",),

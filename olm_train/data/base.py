@@ -1,5 +1,4 @@
-"""What the trainer asks of a data loader; `loader.DataLoader` and `torch_loader.TorchDataLoader`
-are ours.
+"""What the trainer asks of a data loader; `loader.DataLoader` is the one for locks.
 
     Trainer --iter--> this rank's list of micro-batches, a step each   (over all epochs there are)
             --step, epoch, steps-->  where it is, and how far it goes

@@ -12,7 +12,7 @@ import torch
 
 from olm_data.errors import UsageError
 from olm_train.checkpoint.state import from_json, to_json
-from olm_train.data.torch_loader import from_plain, to_plain
+from olm_train.extensions.any_model.torch_loader import from_plain, to_plain
 
 
 def through_json(value: Any) -> Any:

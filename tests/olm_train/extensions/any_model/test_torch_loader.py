@@ -16,8 +16,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from olm_data.errors import UsageError, ValidationError
 from olm_train.checkpoint.state import from_json, to_json
-from olm_train.data.torch_loader import TorchDataLoader
 from olm_train.distributed.world import World
+from olm_train.extensions.any_model.torch_loader import TorchDataLoader
 
 STEPS = 8
 Make = Callable[[], Any]
