@@ -20,6 +20,7 @@ import numpy as np
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import OlmError
+from olm_data.extensions.ledger.files import ledger_files
 from olm_data.extensions.report.mixture import (
     epochs_section,
     largest,
@@ -54,7 +55,6 @@ from olm_data.page import (
     whole_numbers,
     write_page,
 )
-from olm_data.run_log.ledger import ledger_files
 from olm_data.storage.output_paths import refuse_output
 
 if TYPE_CHECKING:

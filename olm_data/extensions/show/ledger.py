@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from olm_data import printing
 from olm_data.counts import counted
 from olm_data.errors import InputError, UsageError, printable, suggest
+from olm_data.extensions.ledger.files import LEDGER, LedgerFile, ledger_files, read_ledger
 from olm_data.printing import Excess, Loss
-from olm_data.run_log.ledger import LEDGER, LedgerFile, ledger_files, read_ledger
 
 BEFORE = 20
 """Steps before a step whose mean it is compared with."""

@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 from olm_data import printing
 from olm_data.counts import counted
 from olm_data.errors import UsageError, suggest
+from olm_data.extensions.ledger.files import read_ledger
 from olm_data.extensions.show.ledger import check_ledger, mean_loss, no_step, not_finite
 from olm_data.printing import Change, Loss, cell, fitted
-from olm_data.run_log.ledger import read_ledger
 
 PERIODS = 10
 """Parts of the run that sources and positions are shown over."""

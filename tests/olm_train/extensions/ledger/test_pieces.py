@@ -10,8 +10,8 @@ import pytest
 from support.small_datasets import random_shards, write_mixture
 
 from olm_data.mixture.lock import Lock
-from olm_data.rows.pieces import PieceAddresses
 from olm_data.rows.reader import RowReader
+from olm_train.extensions.ledger.pieces import PieceAddresses
 
 LENGTH = 32
 

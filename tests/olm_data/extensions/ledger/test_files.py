@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from olm_data.errors import ResourceError, ValidationError
-from olm_data.run_log import ledger
-from olm_data.run_log.ledger import (
+from olm_data.extensions.ledger import files as ledger
+from olm_data.extensions.ledger.files import (
     COLUMNS,
     LEDGER,
     Entries,
@@ -170,7 +170,7 @@ import os, sys
 from pathlib import Path
 sys.path[:0] = sys.argv[3:]
 from test_ledger import write
-from olm_data.run_log.ledger import keep_until
+from olm_data.extensions.ledger.files import keep_until
 count, at = 0, int(sys.argv[2])
 def dying(real):
     def call(*args, **more):
