@@ -62,7 +62,7 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
         {"read_bytes": 1},
         "ends.jsonl, which append_end has just read within bounds and written",
     ),
-    "olm_data/run_log/step_lines.py": (
+    "olm_data/extensions/watching/step_lines.py": (
         {"decoder": 1, "msgspec.json.decode": 1},
         "lines within bounds, each name once by its colons; decode_line has read the single one",
     ),

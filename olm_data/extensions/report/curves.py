@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from olm_data.run_log.step_lines import StepColumns
+from olm_data.extensions.watching.step_lines import StepColumns
 
 MOST_POINTS = 2000
 

@@ -43,6 +43,8 @@ from olm_data.extensions.report.evaluations import (
 from olm_data.extensions.report.ledger_curves import LedgerCurves, LedgerTail
 from olm_data.extensions.report.run_events import Event, Status, events, status
 from olm_data.extensions.report.step_documents import StepDocuments, step_documents
+from olm_data.extensions.watching.tail import LogTail
+from olm_data.extensions.watching.watched import WatchedTail
 from olm_data.kinds import nearest
 from olm_data.mixture.lock import Lock, lock_of_run
 from olm_data.order.schedule import Schedule
@@ -61,8 +63,6 @@ from olm_data.run_log.metric_names import (
 )
 from olm_data.run_log.run_folder import CONFIG, Sample
 from olm_data.run_log.samples import StepSamples, picked, read_samples
-from olm_data.run_log.tail import LogTail
-from olm_data.run_log.watched import WatchedTail
 
 MOST_SKIPPED = 1 << 20
 """Rows left out whose sources are looked up."""

@@ -24,6 +24,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.eval_set import MANIFEST, EvalSet
 from olm_data.dataset.tokenizer import TokenizerRules, spec_of
 from olm_data.errors import InputError, UsageError, ValidationError
+from olm_data.extensions.watching.watched import Measured
 from olm_data.extras import needs
 from olm_data.kinds import nearest
 from olm_data.printing import emit
@@ -34,7 +35,6 @@ from olm_data.run_log.metric_names import (
     EVAL_QUESTIONS,
     EVAL_TOKENS,
 )
-from olm_data.run_log.watched import Measured
 from olm_data.storage.store import Store
 
 with needs("evaluating a model"):

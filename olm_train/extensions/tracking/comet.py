@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
+from olm_data.extensions.watching.follow import LoggedStep
 from olm_data.extras import needs
-from olm_data.run_log.follow import LoggedStep
 from olm_train.extensions.tracking.base import Ending, Level, TrackedRun, Tracker, without_secrets
 from olm_train.extensions.tracking.callback import TaggedCallback
 from olm_train.extensions.tracking.comet_sinks import Archive, Metric, Place, Server, Sink, flat

@@ -26,12 +26,12 @@ import msgspec
 
 from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.errors import ConflictError, printable
+from olm_data.extensions.watching.follow import LoggedStep, StepReader, last_step, lines_of_step
+from olm_data.extensions.watching.watched import EVAL, WatchedEvaluation, WatchedTail
 from olm_data.redaction import redacted
 from olm_data.regular_files import read_regular
-from olm_data.run_log.follow import LoggedStep, StepReader, last_step, lines_of_step
 from olm_data.run_log.lines import malformed_log, replace_file
 from olm_data.run_log.metric_names import of_watched
-from olm_data.run_log.watched import EVAL, WatchedEvaluation, WatchedTail
 from olm_data.storage.flock import locked
 from olm_data.storage.store import Store
 from olm_train.extensions.tracking.base import Ending, Level, RowsLost, Tracker

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from olm_data.errors import ValidationError
-from olm_data.run_log.watched import (
+from olm_data.extensions.watching.watched import (
     EVAL,
     Measured,
     WatchedEvaluation,

@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO
 
+from olm_data.extensions.watching.step_lines import StepColumns, StepLines
 from olm_data.regular_files import open_regular
 from olm_data.run_log.lines import MAX_LINE, malformed_log
 from olm_data.run_log.log import COUNTED, METRICS, Evaluation, Step, decode_line
-from olm_data.run_log.step_lines import StepColumns, StepLines
 
 PIECE = 1 << 20
 """Bytes that are read at once."""

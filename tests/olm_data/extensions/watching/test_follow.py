@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.tracked import logged, write_log
 
-from olm_data.run_log.follow import StepReader, last_step, lines_of_step, offset_of_step
+from olm_data.extensions.watching.follow import StepReader, last_step, lines_of_step, offset_of_step
 from olm_data.run_log.log import METRICS
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from olm_data.errors import ValidationError
+from olm_data.extensions.watching.step_lines import StepColumns
+from olm_data.extensions.watching.tail import LogTail
 from olm_data.run_log.log import Evaluation, MetricsWriter, Start, Step, append_start, keep_until
-from olm_data.run_log.step_lines import StepColumns
-from olm_data.run_log.tail import LogTail
 
 FOREVER = float("inf")
 START = Start(step=0, rewound=0, lock="f" * 64, global_batch_size=64, world_size=1, skip=())
@@ -81,7 +81,7 @@ def test_a_log_that_a_resume_has_cut_is_read_anew(tmp_path: Path) -> None:
 def test_a_long_log_is_read_a_part_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("olm_data.run_log.tail.PIECE", 50)  # bytes: less than a line
+    monkeypatch.setattr("olm_data.extensions.watching.tail.PIECE", 50)  # bytes: less than a line
     tail, writer = LogTail(tmp_path, []), MetricsWriter(tmp_path)
     for step in range(1, 6):
         writer.write(line(step))
@@ -110,7 +110,7 @@ def test_malformed_lines_are_left_out_counted_and_the_first_is_named(tmp_path: P
 def test_a_line_beyond_all_bounds_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("olm_data.run_log.tail.MAX_LINE", 3 << 20)
+    monkeypatch.setattr("olm_data.extensions.watching.tail.MAX_LINE", 3 << 20)
     (tmp_path / "metrics.jsonl").write_bytes(b" " * (4 << 20))
     with pytest.raises(ValidationError, match="malformed"):
         steps(LogTail(tmp_path, []))

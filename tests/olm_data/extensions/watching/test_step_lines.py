@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from olm_data.errors import ValidationError
+from olm_data.extensions.watching.step_lines import TOGETHER, StepColumns, StepLines
 from olm_data.run_log.log import Evaluation, Step, decode_line
-from olm_data.run_log.step_lines import TOGETHER, StepColumns, StepLines
 
 PATH = Path("metrics.jsonl")
 KEPT = ("loss", "optim/lr", "lacking")
