@@ -20,7 +20,6 @@ from olm_data.errors import UsageError
 
 COMMANDS = {
     "Text to tokens": {
-        "train-tokenizer": "Train a byte-level BPE tokenizer on your text.",
         "tokenize": "Turn text into a dataset of tokens.",
         "add": "Add new inputs to a finished dataset, as a new version.",
         "status": "Show how far a run is, from storage alone.",

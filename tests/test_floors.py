@@ -44,7 +44,7 @@ FLOORS = {
         ("dataset",),
         ("target", "packing"),
         ("sources",),
-        ("encoders", "train_tokenizer"),
+        ("encoders",),
         ("runners",),
         ("mixture",),
         ("rows",),

@@ -12,8 +12,8 @@ from support.command import inside
 from support.reading import resolve_source
 
 from olm_data.errors import ConflictError, InputError, UsageError
+from olm_data.extensions.train_tokenizer.train import train_tokenizer
 from olm_data.tokenizer.tokenizer import PROBE_TEXTS, load_tokenizer
-from olm_data.train_tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_special_tokens_come_first_and_the_first_ends_documents(text: Path, tmp_
 def test_a_line_longer_than_a_piece_is_learnt_from_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("olm_data.train_tokenizer.PIECE", 50)
+    monkeypatch.setattr("olm_data.extensions.train_tokenizer.train.PIECE", 50)
     (tmp_path / "a.txt").write_text("abcdefgh " * 40 + "\n" + "xy\n" * 40)
     done = train_tokenizer(resolve_source([str(tmp_path)]), tmp_path / "t.json", vocab_size=300)
     assert done.text_bytes == 40 * 9 + 1 + 40 * 3
