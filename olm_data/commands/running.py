@@ -154,7 +154,10 @@ def make_runner(recipe: Recipe, places: Sequence[str] = (), *, fork: bool = Fals
         return HereRunner()
     if recipe.runner != "local":
         runner: Callable[..., NamedRunner] = plugins.load("olm_data.runners", recipe.runner)
-        own = {"slurm": {"options": recipe.slurm}, "ray": {"address": recipe.ray_address}}
+        own: dict[str, dict[str, object]] = {
+            "slurm": {"options": recipe.slurm},
+            "ray": {"address": recipe.ray_address},
+        }
         return runner(recipe.workers, **own[recipe.runner])
     from olm_data.runners.local import LocalRunner, granted_cpus
 
