@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from msgspec.structs import asdict
 
 from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.target import dataset_root
 from olm_data.mixture.manifest import read_mixture
 from olm_data.mixture.mix import MANIFESTS
 from olm_data.mixture.sources import open_sources, open_views
 from olm_data.packing.compare import Comparison, compare
 from olm_data.packing.packings import PACKINGS
-from olm_data.target import dataset_root
 
 SEQUENCE_LENGTH = 2048
 """Of a dataset by itself."""

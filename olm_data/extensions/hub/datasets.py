@@ -25,6 +25,7 @@ from olm_data.dataset.manifest import (
 )
 from olm_data.dataset.record import RECORD
 from olm_data.dataset.shard import ENDS
+from olm_data.dataset.target import dataset_root
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import ConflictError, UsageError
 from olm_data.extensions.hub.card import dataset_card
@@ -35,7 +36,6 @@ from olm_data.model_folder import CONFIG
 from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.destination import RECORD as RECEIPT
 from olm_data.storage.store import Store
-from olm_data.target import dataset_root
 
 NAMING = re.compile(rf"({VALIDATION}/)?(manifest|plan(-\d{{5,9}})?)\.json")
 """Files that must be there before it can be told which others are parts."""

@@ -165,10 +165,10 @@ def row(
     olm-data show row ./tokens/books 17 --sequence-length 512
     """
     from olm_data.dataset.dataset import Dataset
+    from olm_data.dataset.target import dataset_root, is_lock
     from olm_data.extensions.show.render import render
     from olm_data.mixture.lock import Lock
     from olm_data.rows.views import DatasetRows, LockRows
-    from olm_data.target import dataset_root, is_lock
 
     rows: LockRows | DatasetRows
     if is_lock(target):
@@ -269,11 +269,11 @@ def _documents(
 ) -> int:
     """Print documents of a dataset, or of a lock with where they are seen; return how many."""
     from olm_data.dataset.dataset import Dataset
+    from olm_data.dataset.target import dataset_root, is_lock
     from olm_data.extensions.show.documents import show_documents, show_sightings
     from olm_data.extensions.show.render import document_lines, render
     from olm_data.mixture.lock import Lock
     from olm_data.rows.views import LockRows
-    from olm_data.target import dataset_root, is_lock
 
     views: Sequence[object]
     text, full, colour = query.text or "", query.full, _colour()

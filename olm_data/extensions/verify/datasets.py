@@ -27,6 +27,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.history import check_chain
 from olm_data.dataset.manifest import MANIFEST, VALIDATION, Manifest, build_manifest, read_manifest
 from olm_data.dataset.record import Blocks, ShardRecord
+from olm_data.dataset.target import dataset_root, is_lock
 from olm_data.dataset.tokenizer import TOKENIZER, spec_of
 from olm_data.dataset.tools import Tools
 from olm_data.encoders import make_encoder
@@ -46,7 +47,6 @@ from olm_data.extras import MissingExtra
 from olm_data.packing.row_plan import PlanInfo, file_sizes
 from olm_data.runners.local import granted_cpus
 from olm_data.storage.store import Store, is_remote
-from olm_data.target import dataset_root, is_lock
 from olm_data.threads import in_order
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 

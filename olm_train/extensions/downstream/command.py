@@ -46,12 +46,12 @@ with needs("evaluating a model"):
     from olm_train.distributed.world import World
     from olm_train.evaluation.held_out import HeldOut, lines_of_groups, open_held_out
     from olm_train.evaluation.scoring import change, line_of_task
+    from olm_train.extensions.downstream.stop import stopped_by_sigterm
     from olm_train.extensions.downstream.tasks import TaskRequests, open_task
     from olm_train.extensions.downstream.text_file import is_text_file, tokenized
     from olm_train.extensions.downstream.watched_run import Watch, refuse_to_watch
     from olm_train.model.decoder import Decoder
     from olm_train.model.loss_chunked import by_label_chunked
-    from olm_train.stop import stopped_by_sigterm
 
 ROWS = 8
 """Rows of a batch."""

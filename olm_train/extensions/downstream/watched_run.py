@@ -34,9 +34,9 @@ from olm_train.checkpoint.folders import complete_folders
 from olm_train.checkpoint.manifest import MANIFEST, Manifest
 from olm_train.checkpoint.model_format import format_of
 from olm_train.checkpoint.portable import TrainedModel, open_portable
+from olm_train.extensions.downstream.stop import Stop
 from olm_train.model.decoder import Decoder
 from olm_train.model.weights_folder import is_exported
-from olm_train.stop import Stop
 
 T = TypeVar("T")
 

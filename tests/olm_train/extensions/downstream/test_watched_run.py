@@ -27,8 +27,8 @@ from olm_train.checkpoint.folders import complete_folders
 from olm_train.checkpoint.portable import TrainedModel
 from olm_train.extensions.downstream import watched_run
 from olm_train.extensions.downstream.command import Evaluation, main
+from olm_train.extensions.downstream.stop import Stop
 from olm_train.extensions.downstream.watched_run import Watch, names_of
-from olm_train.stop import Stop
 
 EVERY = "eval_interval: 2"
 
