@@ -54,8 +54,8 @@ def train_tokenizer(
     olm-data train-tokenizer books/*.jsonl.zst --vocab-size 32768 --output tokenizer.json
     olm-data train-tokenizer --source pylib --vocab-size 8192
     """
-    from olm_data import train_tokenizer as verb
     from olm_data.dataset.account import DROP_REASONS
+    from olm_data.extensions.train_tokenizer import train as verb
     from olm_data.sources import SourceRequest, resolve_source
     from olm_data.sources.passed import passed_lines, tally
 
