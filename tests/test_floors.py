@@ -21,11 +21,9 @@ FLOORS = {
         ("errors",),
         (
             "regular_files",
-            "streams",
             "counts",
             "sinks",
             "extras",
-            "pace",
             "threads",
             "decoding",
             "decompress",

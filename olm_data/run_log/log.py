@@ -38,8 +38,7 @@ import msgspec
 from olm_data.bounded_json import JsonObject, MalformedJson, Size, decode_object
 from olm_data.decoding import convert
 from olm_data.errors import UsageError, printable
-from olm_data.order.skip import Range, clip_ranges, merge_ranges
-from olm_data.order.steps import StepSizes
+from olm_data.order.steps import Range, StepSizes, clip_ranges, merge_ranges
 from olm_data.run_log.lines import append_line, lines, malformed_log, read_lines, replace_file
 from olm_data.run_log.metric_names import STEP_SKIPPED, TOKENS
 from olm_data.storage.disk import io_errors

@@ -27,7 +27,7 @@ from olm_data.bounded_json import MAX_DIGITS, Size
 from olm_data.counts import MAX_COUNT
 from olm_data.decoding import decoder
 from olm_data.errors import ValidationError
-from olm_data.order.skip import Range
+from olm_data.order.steps import Range
 from olm_data.run_log.log import Evaluation, Time, decode_line
 
 TOGETHER = 256
