@@ -185,7 +185,7 @@ def cloud_proxy(cloud: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Itera
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make waits between attempts short."""
     from olm_data.storage import bucket as under_test
-    from olm_data.storage.retry import Backoff
+    from olm_data.storage.bucket import Backoff
 
     for name in ("BACKOFF", "FIRST_CONTACT"):
         monkeypatch.setattr(under_test, name, Backoff(first=0.001, most=0.01))

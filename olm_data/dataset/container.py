@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.dataset.choices import Container
+from olm_data.dataset.inputs import Container
 from olm_data.storage.disk import io_errors
 from olm_data.storage.store import Store
 

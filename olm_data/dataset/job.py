@@ -13,8 +13,7 @@ import msgspec
 
 from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.canonical import digest
-from olm_data.dataset.choices import SpecialPolicy
-from olm_data.dataset.inputs import InputFile, ReadOptions
+from olm_data.dataset.inputs import InputFile, ReadOptions, SpecialPolicy
 from olm_data.dataset.manifest import JOB
 from olm_data.decoding import convert
 from olm_data.errors import ValidationError

@@ -20,14 +20,12 @@ import msgspec
 import numpy as np
 
 from olm_data.bounded_json import MalformedJson, Size, decode_own
-from olm_data.dataset.choices import Container
 from olm_data.dataset.container import CONTAINERS, tokens_header, tokens_suffix
-from olm_data.dataset.inputs import RecordOptions
+from olm_data.dataset.inputs import Container, RecordOptions
 from olm_data.dataset.options import ImportedOptions, Options, Split, decode_options
-from olm_data.dataset.record import ShardRecord
+from olm_data.dataset.record import WIDTHS, ShardRecord, documents_bound, stream_windows
 from olm_data.dataset.tokenizer import TokenizerInfo
 from olm_data.dataset.tools import Tools
-from olm_data.dataset.windows import WIDTHS, documents_bound, stream_windows
 from olm_data.errors import InputError, ValidationError, printable, suggest
 from olm_data.kinds import kind_of, nearest, wrong_kind
 from olm_data.regular_files import MAX_DOCUMENT, refuse_unreadable

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from olm_data.dataset.choices import Container
 from olm_data.dataset.container import (
     HEADER_BYTES,
     file_header,
@@ -25,6 +24,7 @@ from olm_data.dataset.container import (
     tokens_suffix,
 )
 from olm_data.dataset.docs import DocumentRows
+from olm_data.dataset.inputs import Container
 from olm_data.dataset.manifest import ShardDigests
 from olm_data.dataset.record import (
     RECORD,

@@ -20,10 +20,9 @@ import numpy as np
 
 from olm_data.canonical import sha256_file
 from olm_data.dataset.account import InputAccount
-from olm_data.dataset.choices import Container
 from olm_data.dataset.container import file_header, npy_header, tokens_header, tokens_suffix
-from olm_data.dataset.docs import DOCS, DocsWriter, docs_schema
-from olm_data.dataset.docs_file import ROW_GROUP
+from olm_data.dataset.docs import DOCS, ROW_GROUP, DocsWriter, docs_schema
+from olm_data.dataset.inputs import Container
 from olm_data.dataset.record import (
     BLOCK_BYTES,
     RECORD,
@@ -33,9 +32,9 @@ from olm_data.dataset.record import (
     ShardRecord,
     encode_units,
     stored_plan,
+    window_counts,
 )
 from olm_data.dataset.shard import ENDS
-from olm_data.dataset.windows import window_counts
 from olm_data.errors import ConflictError, ValidationError
 from olm_data.order.prp import permute, round_keys
 from olm_data.storage.disk import io_errors

@@ -28,6 +28,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,11 +36,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from olm_data.bounded_json import JsonObject, MalformedJson, Size, decode_object
-from olm_data.decoding import convert
+from olm_data.bounded_json import MAX_DIGITS, JsonObject, MalformedJson, Size, decode_object
+from olm_data.decoding import convert, decoder
 from olm_data.errors import UsageError, printable
-from olm_data.order.skip import Range, clip_ranges, merge_ranges
-from olm_data.order.steps import StepSizes
+from olm_data.order.steps import Range, StepSizes, clip_ranges, merge_ranges
 from olm_data.run_log.lines import append_line, lines, malformed_log, read_lines, replace_file
 from olm_data.run_log.metric_names import STEP_SKIPPED, TOKENS
 from olm_data.storage.disk import io_errors
@@ -327,12 +327,48 @@ def decode_line(
         plain = decode_object(line)
         if "eval" in plain:
             return convert(plain, Evaluation)
-        fields = {name: plain[name] for name in _FIELDS if name in plain}
         names = plain.keys() - set(_FIELDS) if metrics is None else metrics
-        values = {name: plain[name] for name in names if name in plain}
-        return convert({**fields, "metrics": values, "line": number}, Step)
+        return convert({**_of_step(plain, names), "line": number}, Step)
     except (MalformedJson, msgspec.ValidationError) as error:
         raise malformed_log(path, f"line {number}: {printable(str(error))}") from None
+
+
+def decode_steps(lines: Sequence[bytes], metrics: Collection[str]) -> list[Step] | None:
+    """Return what lines say, or None where that is not sure to be what `decode_line` says.
+
+    As each line is in braces, a value neither goes on in the next one nor ends before its line
+    does; as no colon is left over, no name stands twice, and no object in another.
+    """
+    data = b"".join(lines)
+    braced = all(line.startswith(b"{") and line.endswith(b"}\n") for line in lines)
+    if not braced or b"\\" in data or _is_wide(data):
+        return None
+    try:
+        plain = _LINES.decode_lines(data)
+        names = Counter(map(tuple, plain))
+        colons = sum(n * sum(1 + name.count(":") for name in each) for each, n in names.items())
+        if len(plain) != len(lines) or colons != data.count(b":"):
+            return None
+        return convert([_of_step(each, metrics) for each in plain], list[Step])
+    except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError):
+        return None
+
+
+_LINES = decoder(JsonObject)
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+
+
+def _is_wide(data: bytes) -> bool:
+    """Whether a run of digits is longer than `bounded_json` takes, outside strings."""
+    run = b"0" * (MAX_DIGITS + 1)
+    return run in data.translate(_DIGITS) and run in b"".join(data.split(b'"')[::2]).translate(
+        _DIGITS
+    )
+
+
+def _of_step(plain: JsonObject, metrics: Collection[str]) -> JsonObject:
+    fields = {name: plain[name] for name in _FIELDS if name in plain}
+    return {**fields, "metrics": {name: plain[name] for name in metrics if name in plain}}
 
 
 def _encode(line: Step | Evaluation) -> bytes:

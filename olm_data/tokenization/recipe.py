@@ -24,7 +24,7 @@ from olm_data.config.convert import parse
 from olm_data.config.hints import Count, Needs, Reader
 from olm_data.config.values import Values
 from olm_data.counts import parse_share
-from olm_data.dataset.choices import Container, SourceRequest, SpecialPolicy
+from olm_data.dataset.inputs import Container, SourceRequest, SpecialPolicy
 from olm_data.errors import UsageError
 from olm_data.kinds import kind_of
 from olm_data.storage.options import Options, use_options

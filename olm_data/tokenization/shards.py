@@ -23,8 +23,7 @@ from olm_data.dataset.manifest import EXCLUDED, MAX_IDS
 from olm_data.dataset.plan import TEXT_BYTES_PER_TOKEN, Plan
 from olm_data.encoders import ParityReport, choose_encoder, known_encoder, likely_encoder
 from olm_data.errors import ResourceError
-from olm_data.pace import Window, forecast
-from olm_data.progress import Progress
+from olm_data.progress import Progress, Window, forecast
 from olm_data.runners.base import Count, Runner
 from olm_data.runners.heartbeat import PARENT, RUN, Heartbeat, forget_ended
 from olm_data.sources import read_units

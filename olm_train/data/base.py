@@ -22,8 +22,7 @@ from olm_data.bounded_json import JsonObject
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
-from olm_data.order.skip import Range
-from olm_data.order.steps import StepSizes
+from olm_data.order.steps import Range, StepSizes
 
 
 class DataLoaderBase(ABC):

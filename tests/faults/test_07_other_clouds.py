@@ -31,8 +31,8 @@ from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.errors import ConflictError, InputError, ResourceError, StorageError
 from olm_data.storage import bucket, service, services
+from olm_data.storage.bucket import Backoff
 from olm_data.storage.objects import RemoteFailure
-from olm_data.storage.retry import Backoff
 from olm_data.storage.store import Store
 
 BUSY, INTERNAL = answer(503, "ServerBusy"), answer(500, "InternalError")

@@ -10,7 +10,7 @@ from support.store_proxy import Proxy, delay, operate, stall, throttled
 
 from olm_data.errors import StorageError
 from olm_data.storage import bucket, service
-from olm_data.storage.retry import Backoff
+from olm_data.storage.bucket import Backoff
 from olm_data.storage.store import Store
 
 

@@ -22,8 +22,7 @@ import pytest
 from support.command import WITH_TESTS, environment
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.dataset.docs import DocumentRows, docs_schema
-from olm_data.dataset.docs_file import ROW_GROUP, DocsFile, dense
+from olm_data.dataset.docs import ROW_GROUP, DocsFile, DocumentRows, dense, docs_schema
 from olm_data.dataset.manifest import Manifest
 from olm_data.errors import ValidationError
 from olm_data.storage.store import Store

@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from olm_data.dataset.choices import Container
 from olm_data.dataset.container import HEADER_BYTES, TOKENS, npy_header
 from olm_data.dataset.docs import docs_schema
+from olm_data.dataset.inputs import Container
 from olm_data.dataset.manifest import (
     MANIFEST,
     InputInfo,
@@ -40,12 +40,12 @@ from olm_data.dataset.record import (
     FileInfo,
     ShardRecord,
     encode_units,
+    window_counts,
 )
 from olm_data.dataset.shard import ENDS
 from olm_data.dataset.shard_writer import ShardWriter
 from olm_data.dataset.tokenizer import TokenizerInfo
 from olm_data.dataset.tools import Tools
-from olm_data.dataset.windows import window_counts
 from olm_data.mixture.mix import mix
 from olm_data.storage.store import Store
 

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
 from olm_data.counts import duration, scaled
 from olm_data.errors import InputError, OlmError, printable, shown
-from olm_data.extensions.report.curves import Curves, Points
+from olm_data.extensions.report.curves import Curves, LedgerCurves, LedgerTail, Points
 from olm_data.extensions.report.evaluations import (
     EvaluationPoint,
     EvaluationTable,
@@ -40,7 +40,6 @@ from olm_data.extensions.report.evaluations import (
     harmless,
     point,
 )
-from olm_data.extensions.report.ledger_curves import LedgerCurves, LedgerTail
 from olm_data.extensions.report.run_events import Event, Status, events, status
 from olm_data.extensions.report.step_documents import StepDocuments, step_documents
 from olm_data.extensions.watching.tail import LogTail
@@ -48,7 +47,7 @@ from olm_data.extensions.watching.watched import WatchedTail
 from olm_data.kinds import nearest
 from olm_data.mixture.lock import Lock, lock_of_run
 from olm_data.order.schedule import Schedule
-from olm_data.order.skip import Range, merge_ranges
+from olm_data.order.steps import Range, merge_ranges
 from olm_data.regular_files import read_regular
 from olm_data.rows.views import LockRows
 from olm_data.run_log.ends import read_ends

@@ -24,11 +24,12 @@ from olm_data.extensions.ledger.files import ledger_files
 from olm_data.extensions.report.mixture import (
     epochs_section,
     largest,
+    packing_section,
+    rows_section,
     source_colour,
     stages_section,
     tree_section,
 )
-from olm_data.extensions.report.rows import packing_section, rows_section
 from olm_data.extensions.report.run_view import Update, encoded, open_views
 from olm_data.extensions.report.step_documents import StepDocuments
 from olm_data.extensions.report.training import (

@@ -15,8 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from olm_data.errors import UsageError, ValidationError
-from olm_data.order.skip import Range
-from olm_data.order.steps import Split, Steps, StepSizes, order_digest, rows_of_tokens
+from olm_data.order.steps import Range, Split, Steps, StepSizes, order_digest, rows_of_tokens
 from olm_data.rows.views import LockRows, RowView
 from olm_data.run_log.log import METRICS
 from olm_data.run_log.run_folder import Run

@@ -18,11 +18,16 @@ import pyarrow as pa
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
-from olm_data.sources.columns import kinds_of, table_batches, table_schema, used_columns
+from olm_data.sources.columns import (
+    kinds_of,
+    stored_name,
+    table_batches,
+    table_schema,
+    used_columns,
+)
 from olm_data.sources.files import open_binary, reading
 from olm_data.sources.formats import whole_file
 from olm_data.sources.limits import Expansion
-from olm_data.sources.nested import stored_name
 
 _BYTES = {
     pa.string(): pa.binary(),

@@ -30,7 +30,7 @@ from olm_data.errors import InputError, OlmError, UsageError, ValidationError, p
 from olm_data.extensions.verify.sample import choose
 from olm_data.extensions.verify.shard import VerifyReport
 from olm_data.runners.local import granted_cpus
-from olm_data.select.digests import content_hashes, document_digests
+from olm_data.select.selection import content_hashes, document_digests
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch
 from olm_data.sources.files import current_revision

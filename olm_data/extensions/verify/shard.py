@@ -19,9 +19,8 @@ from olm_data.counts import counted, duration
 from olm_data.dataset.container import HEADER_BYTES, file_header, npy_header
 from olm_data.dataset.docs import DOCS, DocumentRows
 from olm_data.dataset.manifest import Manifest, ShardInfo
-from olm_data.dataset.record import RECORD, ShardRecord
+from olm_data.dataset.record import RECORD, ShardRecord, window_counts
 from olm_data.dataset.shard import ENDS
-from olm_data.dataset.windows import window_counts
 from olm_data.errors import OlmError, StorageError, printable
 from olm_data.printing import record
 from olm_data.regular_files import MAX_DOCUMENT, MAX_SMALL

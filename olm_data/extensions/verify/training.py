@@ -24,8 +24,7 @@ from olm_data.counts import counted
 from olm_data.errors import InputError
 from olm_data.mixture.lock import Lock
 from olm_data.order.schedule import Schedule
-from olm_data.order.skip import KeptRows, Range, clip_ranges, merge_ranges
-from olm_data.order.steps import StepSizes, order_digest
+from olm_data.order.steps import KeptRows, Range, StepSizes, clip_ranges, merge_ranges, order_digest
 from olm_data.printing import Difference, Ordinal, table
 from olm_data.run_log.log import METRICS, STARTS, RunLog, Start, Step
 from olm_data.run_log.run_folder import refuse_without_lock

@@ -23,8 +23,7 @@ from olm_data.cli import cli
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.extensions.verify.training import TrainingReport, read_log, verify_training
 from olm_data.mixture.lock import Lock
-from olm_data.order.skip import KeptRows, clip_ranges
-from olm_data.order.steps import order_digest
+from olm_data.order.steps import KeptRows, clip_ranges, order_digest
 from olm_data.run_log.log import METRICS, STARTS, RunLog, Start, Step
 from olm_data.run_log.metric_names import TOKENS
 from olm_train.callbacks.base import Callback

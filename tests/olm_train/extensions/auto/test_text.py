@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from olm_data.errors import UsageError, ValidationError
-from olm_data.extensions.text_stream.documents import Documents, Slot
-from olm_data.extensions.text_stream.windows import State, Windows, row_of
+from olm_data.extensions.text_stream.documents import Documents, Slot, State, Windows, row_of
 from olm_train import LocalTextDataset
 from olm_train.checkpoint.state import from_json, to_json
 from olm_train.data.batch import Batch
