@@ -1,6 +1,6 @@
 """The mixture lock: a manifest compiled against real datasets, the only thing training takes.
 
-    mixture.compile_lock --> Lock --.write--> mixture.lock.json --Lock.read--> Lock
+    mixture.MixPlan.compile --> Lock --.write--> mixture.lock.json --Lock.read--> Lock
                                                       Lock --.schedule()------> order.Schedule
                                                            --.open_datasets()-> checked datasets
 

@@ -46,7 +46,7 @@ def tables_of(
             some = list(islice(rows, ROWS))
         if not some:
             return
-        yield _table([_record(row, text_column, input) for row in some], text_column, input)
+        yield table_of([_record(row, text_column, input) for row in some], text_column, input)
 
 
 def documents_of(tables: Iterable[pa.RecordBatch], scan: Scan) -> Iterator[DocumentBatch]:
@@ -83,7 +83,8 @@ def _record(row: Any, text: str, input: InputFile) -> dict[str, Any]:
     return dict(row)
 
 
-def _table(rows: list[dict[str, Any]], text: str, input: InputFile) -> pa.RecordBatch:
+def table_of(rows: list[dict[str, Any]], text: str, input: InputFile) -> pa.RecordBatch:
+    """Return records as a table; a text may be no UTF-8. Raises InputError: of several types."""
     names = dict.fromkeys(name for row in rows for name in row)
     found = {name: [row.get(name) for row in rows] for name in names}
     texts = found.get(text)

@@ -6,12 +6,11 @@ OSError -> io_errors -> ResourceError with the place, the room left and the next
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from olm_data.errors import InputError, OlmError, ResourceError, printable
 
@@ -19,27 +18,30 @@ MAX_SHOWN = 200
 """Characters of a path that a message shows where the path is too long for the system."""
 
 
-@contextlib.contextmanager
-def io_errors(where: str, *, writing: bool = False) -> Iterator[None]:
-    """Turn errors of the local disk into errors that say where and what to do.
+class io_errors(NamedTuple):  # a context, as those of contextlib are
+    """Turns errors of the local disk into errors that say where and what to do; gives the place.
 
     A missing file stays FileNotFoundError when reading; when writing, a missing folder is an error
-    for the user.
+    for the user. That a file is there already stays FileExistsError.
     """
-    try:
-        yield
-    except (OlmError, FileExistsError):
-        raise
-    except FileNotFoundError as error:
-        if not writing:
-            raise
-        raise ResourceError(
-            "the folder to write to does not exist",
-            where=where,
-            fix="create it first, or choose another output",
-        ) from error
-    except OSError as error:
-        raise _translated(error, where) from error
+
+    where: str
+    writing: bool = False
+
+    def __enter__(self) -> str:
+        return self.where
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, OSError) or isinstance(error, FileExistsError):
+            return
+        if not isinstance(error, FileNotFoundError):
+            raise _translated(error, self.where) from error
+        if self.writing:
+            raise ResourceError(
+                "the folder to write to does not exist",
+                where=self.where,
+                fix="create it first, or choose another output",
+            ) from error
 
 
 def of_machine(error: OSError | MemoryError) -> OlmError:

@@ -10,10 +10,12 @@ requests.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from olm_data.errors import ConflictError, StorageError
-from olm_data.storage.mark import look, mark, unmark
+from olm_data.storage.mark import Seen, look, mark, unmark
 from olm_data.storage.objects import RemoteFailure
 from olm_data.storage.store import Store
 
@@ -82,17 +84,10 @@ class Probe:
 
 def conditional_create(probe: Probe) -> Verdict:
     """Create the probe twice and return what the store makes of the second time."""
-    try:
-        probe.store.create(probe.name, b"probe")
-    except RemoteFailure as failure:
-        if failure.status == 501 or failure.code == "NotImplemented":
-            return "refused"
-        raise
-    try:
-        probe.store.create(probe.name, b"another")
-    except ConflictError:
-        return "honoured"
-    return "ignored"
+    first = _verdict(partial(probe.store.create, probe.name, b"probe"))
+    if first == "refused":
+        return first
+    return _verdict(partial(probe.store.create, probe.name, b"another"))
 
 
 def conditional_replace(probe: Probe) -> Verdict:
@@ -100,35 +95,31 @@ def conditional_replace(probe: Probe) -> Verdict:
 
     Both are to be refused: leases are renewed so.
     """
-    store, name = probe.store, probe.name
-    store.put(name, b"seen ")
-    before = look(store, name, 5)
-    assert before is not None, "it was just written"
-    store.put(name, b"other")
-    for removed in (False, True):
-        if removed:
-            store.delete(name)
-        try:
-            mark(store, name, b"mine ", over=before)
-        except RemoteFailure as failure:
-            if failure.status == 501 or failure.code == "NotImplemented":
-                return "refused"
-            raise
-        except ConflictError:
-            continue
-        return "ignored"
-    return "honoured"
+    replace = partial(mark, probe.store, probe.name, b"mine ", over=_replaced(probe))
+    found = _verdict(replace)
+    if found == "honoured":
+        probe.store.delete(probe.name)
+        found = _verdict(replace)
+    return found
 
 
 def conditional_delete(probe: Probe) -> Verdict:
     """Remove a version of the probe that was replaced, which is to be refused."""
-    store, name = probe.store, probe.name
-    store.put(name, b"seen ")
-    before = look(store, name, 5)
+    return _verdict(partial(unmark, probe.store, probe.name, over=_replaced(probe)))
+
+
+def _replaced(probe: Probe) -> Seen:
+    """Write the probe twice, and return what the first time left."""
+    probe.store.put(probe.name, b"seen ")
+    before = look(probe.store, probe.name, 5)
     assert before is not None, "it was just written"
-    store.put(name, b"other")
+    probe.store.put(probe.name, b"other")
+    return before
+
+
+def _verdict(change: Callable[[], None]) -> Verdict:
     try:
-        unmark(store, name, over=before)
+        change()
     except RemoteFailure as failure:
         if failure.status == 501 or failure.code == "NotImplemented":
             return "refused"

@@ -61,17 +61,17 @@ class Folder:
 
     def open(self, name: str) -> IO[bytes]:
         """Open a file for reading."""
-        with io_errors(self.url(name)):
-            return open_regular(self.url(name), within=self._within)
+        with io_errors(self.url(name)) as path:
+            return open_regular(path, within=self._within)
 
     def get(
         self, name: str, start: int = 0, stop: int | None = None, *, most: int | None = None
     ) -> bytes:
         """Return bytes [start, stop) of a file, as many of them as it has; all: at most `most`."""
-        with io_errors(self.url(name)):
+        with io_errors(self.url(name)) as path:
             if stop is None:
-                return read_regular(self.url(name), most or MAX_WHOLE, within=self._within)[start:]
-            with open_regular(self.url(name), within=self._within) as file:
+                return read_regular(path, most or MAX_WHOLE, within=self._within)[start:]
+            with open_regular(path, within=self._within) as file:
                 file.seek(start)
                 there = os.fstat(file.fileno()).st_size  # for a buffer no larger than the file
                 return file.read(max(0, min(stop, there) - start))
@@ -85,19 +85,19 @@ class Folder:
 
     def head(self, name: str) -> Object | None:
         """Return what is known of a file, None where there is none."""
-        with io_errors(self.url(name)):
+        with io_errors(self.url(name)) as path:
             try:
-                there = os.stat(self.url(name))
+                there = os.stat(path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            refuse_special(there.st_mode, self.url(name))
-            refuse_link_out(self.url(name), self._within)
+            refuse_special(there.st_mode, path)
+            refuse_link_out(path, self._within)
             return _object(name, there)
 
     def list(self, below: str = "") -> Iterator[Object]:
         """Yield the files below a sub-folder, `folder/`, or all; of a link what it is itself."""
-        with io_errors(self.url(below)):
-            for place, _, names in os.walk(self.url(below)):
+        with io_errors(self.url(below)) as folder:
+            for place, _, names in os.walk(folder):
                 for path in (Path(place, name) for name in names):
                     with contextlib.suppress(FileNotFoundError):  # gone since it was listed
                         yield _object(str(path.relative_to(self.root)), path.lstat())
@@ -138,8 +138,7 @@ class Folder:
 
     def publish(self, name: str, path: Path) -> None:
         """Make a finished, fsynced file of the same file system visible as `name`."""
-        url = self.url(name)
-        with io_errors(url, writing=True):
+        with io_errors(self.url(name), writing=True) as url:
             folder = os.path.dirname(url)
             if not os.path.isdir(folder):  # the first file of a sub-folder
                 make_folder(folder)

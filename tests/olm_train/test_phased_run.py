@@ -9,8 +9,7 @@ from support.runs import MANIFEST, build_trainer, config_values, metrics
 from support.stand_in import parse_mixture
 
 from olm_data.config.values import Values
-from olm_data.mixture.mix import compile_lock
-from olm_data.mixture.sources import open_sources
+from olm_data.mixture.mix import MixPlan, open_sources
 from olm_train.estimate.flops import num_flops_per_token
 from olm_train.run.config import RunConfig
 from olm_train.run.dry_run import describe
@@ -23,7 +22,7 @@ def lock(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tiny_mixture.parent
     mixture = parse_mixture(text, str(folder / "phases.yaml"), str(folder))
     path = folder / "phases.lock.json"
-    compile_lock(mixture, open_sources(mixture), str(folder)).write(path)
+    MixPlan(mixture, open_sources(mixture), str(folder)).compile().write(path)
     return path
 
 
