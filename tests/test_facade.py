@@ -28,7 +28,7 @@ FACADE = {
         "disk", "exclusive", "in_clear", "json_file", "lease", "names",
         "output_paths", "scratch", "store",
     },
-    "order": {"phases", "schedule", "skip", "steps"},
+    "order": {"schedule", "steps"},
     "dataset": {"dataset", "eval_set", "shard", "tokenizer"},
     "mixture": {"lock", "shared"},
     "rows": {"cache_plan", "label_groups", "reader", "views"},
