@@ -53,8 +53,8 @@ def test_a_dry_run_lists_the_steps_of_each_length_and_counts_their_work(
 ) -> None:
     config = RunConfig.resolve(Values(config_values(lock, tmp_path / "run")))
     text = describe(config, world_size=2)
-    assert "steps 1 to 16: sequence length 8, micro-batches of 8 rows" in text
-    assert "steps 17 to 24: sequence length 32, micro-batches of 2 rows" in text
+    assert "steps 1 to 16: sequence length 8, micro-batches of 16 rows" in text
+    assert "steps 17 to 24: sequence length 32, micro-batches of 4 rows" in text
     assert "128 rows, each as 4 of 8 tokens" in text
     pairs = (16 * 9 / 2 + 8 * 33 / 2) / 24
     flops = num_flops_per_token(config.model, pairs_per_token=pairs)

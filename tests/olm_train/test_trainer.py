@@ -36,7 +36,7 @@ class Recorder(Callback):
         self._note("pre_train")
 
     def pre_step(self, batches: Sequence[Any]) -> None:
-        assert len(batches) == 4  # 256 tokens by 64 on one rank
+        assert len(batches) == 2  # 256 tokens by 128 on one rank
         self._note("pre_step")
 
     def pre_optim_step(self) -> None:

@@ -87,7 +87,7 @@ def config_values(lock: Path, save_folder: Path) -> dict[str, Any]:
         "model": {"d_model": 16, "n_layers": 2, "n_heads": 2, "feed_forward": {"hidden_size": 32}},
         "data_loader": {"mixture": str(lock), "global_batch_size": 256},
         "train_module": {
-            "rank_microbatch_size": 64,
+            "rank_microbatch_size": 128,
             "optim": {"name": "adamw", "lr": 1e-2},
             "scheduler": {"name": "cosine_with_warmup", "warmup": 4},
         },

@@ -21,6 +21,8 @@ from olm_data.errors import UsageError
 from olm_data.extensions.verify.datasets import verify
 from olm_data.extensions.verify.sample import PIECE_BYTES, SamplePlan, choose
 
+pytestmark = pytest.mark.xdist_group("verify-sample")  # its fixtures are made once
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path:

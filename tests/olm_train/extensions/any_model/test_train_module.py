@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.distributed import run_ranks
+from support.distributed import rank_server, run_ranks
 from support.own_data import CLASSES, Images, Own, StatefulStream
 from support.runs import metrics
 from torch import Tensor, nn
@@ -142,10 +141,9 @@ def _killed(folder: Path) -> None:
 
 
 def test_a_killed_run_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("forkserver").Process(
-        target=_killed, args=(tmp_path / "killed",)
-    )
-    process.start()
+    with rank_server() as context:
+        process = context.Process(target=_killed, args=(tmp_path / "killed",))
+        process.start()
     process.join(600)
     assert process.exitcode == -signal.SIGKILL
     threads = torch.get_num_threads()

@@ -30,6 +30,7 @@ from olm_train.extensions.downstream.command import Evaluation, main
 from olm_train.extensions.downstream.stop import Stop
 from olm_train.extensions.downstream.watched_run import Watch, names_of
 
+pytestmark = pytest.mark.xdist_group("watched-run")  # its fixtures are made once
 EVERY = "eval_interval: 2"
 
 

@@ -86,8 +86,8 @@ def test_the_command_answers_each_line(saved: Path, loaded: LoadedModel) -> None
     result = CliRunner().invoke(main, words, input=text)
     assert result.exit_code == 0, result.output
     prompt = "S\n\nUser: cat\nAssistant:"
-    expected = [written(loaded, prompt, 4), written(loaded, prompt, 5)]
-    assert result.stdout.replace("\r", "") == "".join(f"{each}\n" for each in expected)
+    expected = [shown(written(loaded, prompt, seed)) for seed in (4, 5)]
+    assert result.stdout == "".join(f"{each}\n" for each in expected)
     assert "there is no command /help: /new begins anew" in result.stderr
 
 

@@ -21,6 +21,7 @@ from olm_train.extensions.generate.command import generate
 from olm_train.extensions.generate.samples import SamplesCallback
 from olm_train.extensions.generate.sampling import Sampling
 
+pytestmark = pytest.mark.xdist_group("samples")  # its fixtures are made once
 PROMPTS = ["the quick", "def f", "", "seven owls sleep", "a"]
 SPARSE = ["--trainer.callbacks.lm_evaluator.eval_interval=100"]
 
