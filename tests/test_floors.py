@@ -30,7 +30,7 @@ FLOORS = {
         ),
         ("plugins",),
         ("kinds",),
-        ("bounded_json", "canonical", "arrow_values", "config", "user_cache", "parquet"),
+        ("bounded_json", "arrow_values", "config", "user_cache", "parquet"),
         ("progress", "printing", "loopback"),
         ("storage",),
         ("page",),

@@ -20,14 +20,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from olm_data.bounded_json import Size
-from olm_data.canonical import digest
-from olm_data.dataset.container import HEADER_BYTES, mapped_bytes, npy_header
+from olm_data.bounded_json import Size, digest
+from olm_data.dataset.record import HEADER_BYTES, mapped_bytes, npy_header
 from olm_data.dataset.shard import Verify
 from olm_data.errors import ValidationError
 from olm_data.packing.base import Int64, PackedRows
-from olm_data.storage.disk import io_errors
-from olm_data.storage.scratch import scratch
+from olm_data.storage.disk import io_errors, scratch
 from olm_data.storage.store import Store
 
 _COPIED = 4 << 20  # bytes

@@ -26,11 +26,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 from olm_data.errors import StorageError, ValidationError
-from olm_data.storage.disk import io_errors, make_folder
+from olm_data.storage.disk import io_errors, locked, make_folder
 from olm_data.storage.process import Process, State, state_of, this_process
-from olm_data.storage.scratch import locked
 from olm_data.storage.store import Store
 
 Int64 = NDArray[np.int64]

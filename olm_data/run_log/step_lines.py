@@ -89,8 +89,10 @@ class StepLines:
                 self.wrong += 1
                 self.first_wrong = self.first_wrong or error.why or ""
             else:
-                one = isinstance(entry, Step)
-                yield self._columns([entry], np.array([place])) if one else entry
+                if isinstance(entry, Step):
+                    yield self._columns([entry], np.array([place]))
+                else:
+                    yield entry
 
     def _columns(self, steps: Sequence[Step], place: np.ndarray[Any, Any]) -> StepColumns:
         found = [step.metrics for step in steps]

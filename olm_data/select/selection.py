@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from olm_data.canonical import canonical_json
+from olm_data.bounded_json import canonical_json
 from olm_data.order.prp import mix64
 
 if TYPE_CHECKING:

@@ -32,11 +32,11 @@ from olm_data.storage.objects import (
     Object,
     RemoteFailure,
     Upload,
+    options_for,
     other_bytes,
     scheme_of,
     split_url,
 )
-from olm_data.storage.options import options_for
 from olm_data.storage.service import (
     Condition,
     CredentialEcho,

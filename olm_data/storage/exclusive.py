@@ -13,9 +13,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from olm_data.errors import OlmError
+from olm_data.storage.disk import abandoned
 from olm_data.storage.lease import TAKEOVER_SECONDS, Lease, LeaseLostError, acquire
 from olm_data.storage.preflight import preflight
-from olm_data.storage.scratch import abandoned
 from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
 
 HIDDEN_PREFIX = ".lease-"

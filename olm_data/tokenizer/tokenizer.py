@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 from olm_data.errors import InputError, UsageError, printable, said_by, suggest
 from olm_data.kinds import nearest
 from olm_data.storage.hub import hub_file

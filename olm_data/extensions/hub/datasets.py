@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable
 
 from olm_data.dataset.docs import DOCS
-from olm_data.dataset.history import plan_name, read_plans
 from olm_data.dataset.manifest import (
     EXCLUDED,
     MANIFEST,
@@ -25,6 +24,7 @@ from olm_data.dataset.manifest import (
     read_manifest,
     version_name,
 )
+from olm_data.dataset.plan import plan_name, read_plans
 from olm_data.dataset.record import RECORD
 from olm_data.dataset.shard import ENDS
 from olm_data.dataset.tokenizer import TOKENIZER

@@ -14,9 +14,8 @@ import threading
 from pathlib import Path
 
 from olm_data.errors import InputError, OlmError, shown
-from olm_data.run_log.ends import ENDS
 from olm_data.run_log.ledger import LEDGER, is_ledger_name
-from olm_data.run_log.log import METRICS, STARTS
+from olm_data.run_log.log import ENDS, METRICS, STARTS
 from olm_data.run_log.run_folder import CONFIG, ENVIRONMENT, SAMPLE
 from olm_data.run_log.samples import SAMPLES
 from olm_data.run_log.watched import EVAL, is_watched_name

@@ -26,7 +26,7 @@ from olm_data.dataset.docs import docs_schema
 from olm_data.dataset.tools import PassedCount
 from olm_data.rows.views import view_document
 from olm_data.runners.local import granted_cpus
-from olm_data.storage.scratch import abandoned, scratch
+from olm_data.storage.disk import abandoned, scratch
 from olm_data.threads import in_order
 from olm_data.tokenization.duplicates import later_copies, stored_keys
 from olm_data.tokenization.task_results import accounts_of

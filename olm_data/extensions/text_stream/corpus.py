@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 from olm_data.dataset.inputs import InputFile, ReadOptions, SourceRequest, Unit
 from olm_data.dataset.plan import likely_text
 from olm_data.encoders import TextEncoder, choose_encoder, known_encoder, make_encoder

@@ -18,8 +18,7 @@ from typing import Protocol, TypeVar
 from msgspec.structs import replace
 
 from olm_data.errors import ConflictError, OlmError, StorageError, UsageError, ValidationError
-from olm_data.run_log.ends import is_over
-from olm_data.run_log.log import Values
+from olm_data.run_log.log import Values, is_over
 from olm_data.run_log.metric_names import EVAL_TASK
 from olm_data.run_log.watched import EVAL, Measured, WatchedEvaluation, file_name, read_watched
 from olm_data.storage.lease import Lease, LeaseLostError, acquire
