@@ -20,7 +20,7 @@ import numpy as np
 
 from olm_data.errors import ValidationError, printable
 from olm_data.run_log.ledger import LEDGER, LedgerFile, ledger_files
-from olm_data.run_log.step_lines import StepColumns
+from olm_data.run_log.tail import StepColumns
 from olm_data.show.ledger_summary import POSITION_EDGES, POSITION_NAMES, source_numbers
 
 POINTS = 256

@@ -11,7 +11,7 @@ import pytest
 
 from olm_data.errors import ValidationError
 from olm_data.run_log.log import Evaluation, Step, decode_line
-from olm_data.run_log.step_lines import TOGETHER, StepColumns, StepLines
+from olm_data.run_log.tail import TOGETHER, StepColumns, StepLines
 
 PATH = Path("metrics.jsonl")
 KEPT = ("loss", "optim/lr", "lacking")

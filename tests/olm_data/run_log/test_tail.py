@@ -8,8 +8,7 @@ import pytest
 
 from olm_data.errors import ValidationError
 from olm_data.run_log.log import Evaluation, MetricsWriter, Start, Step, append_start, keep_until
-from olm_data.run_log.step_lines import StepColumns
-from olm_data.run_log.tail import LogTail
+from olm_data.run_log.tail import LogTail, StepColumns
 
 FOREVER = float("inf")
 START = Start(step=0, rewound=0, lock="f" * 64, global_batch_size=64, world_size=1, skip=())
