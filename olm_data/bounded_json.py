@@ -6,6 +6,8 @@
 The check looks at brackets, digits and control bytes outside strings, a piece at a time, so a file
 of brackets or of zeros is refused at the cost of one piece. A typed decode then stops at the first
 value that does not fit. Sizes are the concern of who reads the file (`regular_files.py`).
+
+Also: canonical JSON and digests: the one spelling of a value, and its sha256.
 """
 
 from __future__ import annotations

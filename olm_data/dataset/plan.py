@@ -6,6 +6,8 @@ A task is a run of consecutive units and becomes one shard (`shard-00000` is tas
 dataset), so documents keep their input order across shards. The plan depends on the inputs and on
 options that change bytes; never on workers, host, clock or how far an earlier run came. Two runs
 with the same digest write the same bytes.
+
+Also: the versions of a dataset: what `olm-data add` makes of one, and what it leaves in place.
 """
 
 from __future__ import annotations

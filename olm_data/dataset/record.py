@@ -4,6 +4,11 @@
 
 Read by whoever must know what a shard holds without opening it: reruns, manifests, verification.
 Specified in docs/reference/format.md.
+
+Also: how many documents can begin in a window of so many tokens: bounds for batches of a fixed
+shape.
+
+Also: how the tokens of a shard lie in a file: with a NumPy header (`npy`) or as they are (`raw`).
 """
 
 from __future__ import annotations

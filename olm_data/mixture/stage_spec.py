@@ -2,6 +2,8 @@
 
 `groups`, `stages` of the manifest --read_stages--> StageSpec, one a stage
 weights_file -----------------------^
+
+Also: groups of sources: a tree of exact shares, and what fits when some sources hold too little.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@
 
 The pieces of a row have at most S + 1 tokens, the last of which is only a label; after each piece
 that ends before that, a document ends. A row with fewer tokens is padded.
+
+Also: from a dataset to its row plan: documents read from the shards' ends, a window at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +32,6 @@ from olm_data.packing.base import Int64, PackedRows, Packing, PackingCost
 from olm_data.storage.disk import io_errors, scratch
 from olm_data.storage.store import Store
 
-_COPIED = 4 << 20  # bytes
 _LOOKED_AT = 1 << 22  # pieces
 
 STARTS, LENGTHS, ENDS = "starts.npy", "lengths.npy", "ends.npy"
@@ -137,7 +138,7 @@ class RowPlan:
                         raise ValueError(
                             "it is missing" if size is None else f"{size:,} bytes, not {wanted:,}"
                         )
-                    seen = _copy(store, name, folder / name) if store.remote else None
+                    seen = store.download(name, folder / name) if store.remote else None
                     data = mapped_bytes(Store(folder) if store.remote else store, name)
                     if len(data) != wanted or bytes(data[: len(header)]) != header:
                         raise ValueError(f"it is not an array of {count:,} {dtype}")
@@ -197,17 +198,6 @@ def write(folder: Path, parts: Iterable[PackedRows]) -> tuple[int, int]:
             file.flush()
             os.fsync(file.fileno())
     return rows, pieces
-
-
-def _copy(store: Store, name: str, path: Path) -> str:
-    """Copy a file of a remote store to `path`; return the sha256 of what was copied."""
-    seen = hashlib.sha256()
-    with open(path, "wb") as file:
-        for piece in store.pieces(name, _COPIED):
-            seen.update(piece)
-            with io_errors(str(path), writing=True):
-                file.write(piece)
-    return seen.hexdigest()
 
 
 def _damaged(url: str, why: str) -> ValidationError:

@@ -21,6 +21,8 @@ What the log of a run lacks: lines of steps that are missing or stand twice, a m
     numbers of the logged steps, steps that starts went on from -> remarks
 
 A log begins after the earliest step that a start went on from.
+
+Also: how each start of a run ended: a line each in `ends.jsonl`. Read and written here only.
 """
 
 from __future__ import annotations

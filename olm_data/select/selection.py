@@ -5,6 +5,9 @@
 
 A draw depends on the text and the seed alone: not on position, file, worker or other documents. It
 is independent of the holdout, which compares the bare content hash.
+
+Also: digests of documents' texts: what tells texts apart in holdout, sampling and duplicates.
+Pure.
 """
 
 from __future__ import annotations

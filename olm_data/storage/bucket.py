@@ -7,6 +7,10 @@
 The clients make one attempt a request; the one retry loop is here, around request and body, so that
 a stalled store costs attempts x timeout and not the product of three loops. A request whose answer
 was lost may have been done: whoever creates or completes looks before calling it a failure.
+
+Also: trying again: bounded exponential backoff with full jitter, for what can fail in passing.
+
+Also: the service of each scheme in this process: made once for what the environment says.
 """
 
 from __future__ import annotations

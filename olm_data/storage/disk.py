@@ -2,6 +2,10 @@
 
 bytes -> write -> fsync(file) -> (rename | link by the caller) -> fsync(folder)
 OSError -> io_errors -> ResourceError with the place, the room left and the next step
+
+Also: A lock file that the kernel frees with its process, for folders of one machine.
+
+Also: local folders for unfinished work: each is locked while its writer lives.
 """
 
 from __future__ import annotations

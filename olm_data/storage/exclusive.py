@@ -5,6 +5,8 @@
 
 Only the holder clears: staging folders of a writer that was taken over may be in use by the new
 one.
+
+Also: before work starts: may we write there, and does the store keep two writers apart?
 """
 
 from __future__ import annotations

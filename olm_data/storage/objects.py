@@ -1,6 +1,9 @@
 """Objects of remote storage, whatever store keeps them: their URLs, what is known of one, failures.
 
 scheme://bucket/key -> scheme_of, split_url -> `bucket.open_bucket`
+
+Also: what clients of stores are told beside the environment: the `storage_options` of fsspec's
+users.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Address and credentials are found where every tool of AWS finds them: AWS_ENDPOINT_URL,
 AWS_ACCESS_KEY_ID, AWS_PROFILE, roles of the machine. The store tells the MD5 digest or the CRC-32
 of what it was sent; a part that is missing of an answer is a KeyError here.
+
+Also: the client of s3fs as it is used here: one attempt a request, answers bounded, credentials
+home.
 """
 
 from __future__ import annotations

@@ -5,6 +5,11 @@ because fsspec publishes a partial object when the body of `with fs.open(url, "w
 
     name -> checked once, by `key` -> Folder: regular files, no link out, durable writes
                                    -> Bucket: what arrived is what was sent
+
+Also: A local folder by the operations of a bucket: the one place that mistrusts what lies on a
+disk.
+
+Also: JSON files of a store, within one limit: what is written can be read again.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from olm_data.regular_files import (
     refuse_special,
     refuse_unreadable,
 )
-from olm_data.storage.bucket import Bucket, open_bucket
+from olm_data.storage.bucket import PIECE, Bucket, open_bucket
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder, scratch, write_durable
 from olm_data.storage.names import refuse_escape, refuse_no_place
 from olm_data.storage.objects import Object
@@ -293,6 +298,24 @@ class Store:
             ValidationError: it is no regular file, or a link out of the folder.
         """
         return self._files.pieces(self.key(name), size, start)
+
+    def download(
+        self, name: str, path: Path, *, stopped: Callable[[], bool] = lambda: False
+    ) -> str | None:
+        """Copy a file to `path`; return the sha256 of what came, None once `stopped` says so.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+        seen = hashlib.sha256()
+        with open(path, "wb") as file:
+            for piece in self.pieces(name, PIECE):
+                if stopped():
+                    return None
+                seen.update(piece)
+                with io_errors(str(path), writing=True):
+                    file.write(piece)
+        return seen.hexdigest()
 
     def sha256(self, name: str) -> str:
         """Return the sha256 of `name`, read a piece at a time.

@@ -8,6 +8,8 @@ noticed), the vocabulary size as largest id + 1 (files have holes), and the BOS 
 
 It never truncates, pads or adds special tokens, whatever the file asks for, and never imports
 `tokenizers` at module import time.
+
+Also: which token ends a document, where the command line leaves it open.
 """
 
 from __future__ import annotations

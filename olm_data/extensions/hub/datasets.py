@@ -5,6 +5,9 @@
 The manifest is what makes it whole. What lies beside the files that it and its plans name is not
 sent: heartbeats, dropped records, and `job.json`, which holds paths of the machine that made the
 dataset.
+
+Also: the card of a dataset on the hub, README.md: what it holds, its digests, where it comes
+from.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@
 
 Tokens are read once and never copied. Killed at any byte, the same command writes the same bytes
 again.
+
+Also: one token file of another project becomes a shard in place: read once, sidecars written
+beside.
 """
 
 from __future__ import annotations

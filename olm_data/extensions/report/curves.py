@@ -5,6 +5,8 @@
 A point stands for `size` neighbouring steps, a power of two that grows with the run: a million
 steps are about 2,000 points, with lowest and highest values so that no spike is lost. Points that
 were sent do not change until `size` does, but for the last one.
+
+Also: loss by source and by place in the document, kept up with the ledger of a run as it grows.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@
 Tallies are exact counts, histograms, the k most extreme documents, and sketches of the kept columns
 (sketch.py); they do not grow with the number of documents. Tokens are those stored, BOS and EOS
 included. Reads no token but those of the excerpts. Never writes.
+
+Also: summaries of any number of values in bounded memory, which merge: parts may be taken apart.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@
 
 A unit is what is read at a time from its beginning: a range of a file, a few row groups, or a whole
 file that cannot be cut. Units depend on the inputs alone.
+
+Also: the corpora of text data sets: files of one's own, a data set of the hub, a corpus by name.
 """
 
 from __future__ import annotations
