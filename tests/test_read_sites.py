@@ -44,7 +44,7 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     ),
     "olm_data/dataset/shard_writer.py": ({"np.memmap": 1, "open": 3, "pq.read_table": 1}, _OWN),
     "olm_data/extensions/doctor/doctor.py": ({"read_bytes": 1}, _OWN),
-    "olm_data/storage/destination.py": ({"open": 2}, _OWN),
+    "olm_data/storage/destination.py": ({"open": 1}, _OWN),
     "olm_data/extensions/hub/pull.py": (
         {"open": 1},
         "fsyncs what was verified: " + _OWN,
