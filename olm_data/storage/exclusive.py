@@ -19,8 +19,16 @@ from typing import Literal
 
 from olm_data.errors import ConflictError, OlmError, StorageError
 from olm_data.storage.disk import abandoned
-from olm_data.storage.lease import TAKEOVER_SECONDS, Lease, LeaseLostError, acquire
-from olm_data.storage.mark import Seen, look, mark, unmark
+from olm_data.storage.lease import (
+    TAKEOVER_SECONDS,
+    Lease,
+    LeaseLostError,
+    Seen,
+    acquire,
+    look,
+    mark,
+    unmark,
+)
 from olm_data.storage.objects import RemoteFailure
 from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
 
