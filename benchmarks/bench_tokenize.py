@@ -63,7 +63,7 @@ from tokenizing.inputs import (
     write_inputs,
 )
 
-from olm_data.canonical import sha256_file
+from olm_data.bounded_json import sha256_file
 from olm_data.dataset.shard_writer import ShardWriter
 from olm_data.encoders import ENCODERS, make_encoder
 from olm_data.errors import OlmError

@@ -5,6 +5,8 @@
                         -> events:       a JSON object a line, about every second
 
 Uses a monotonic clock only, and nothing it measures reaches any file of a dataset.
+
+Also: how fast work goes now and how long it will take: a sliding window and a forecast. Pure.
 """
 
 from __future__ import annotations

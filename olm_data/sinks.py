@@ -7,6 +7,8 @@
 
 Commands and workers call `guard` first; a library does not change its host's logging, so that
 importing this package does nothing. Our own errors are redacted where they are made.
+
+Also: standard streams that may be closed, full or gone: results are never lost in silence.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ FLOORS: Mapping[str, Mapping[str, tuple[tuple[str, ...], ...]]] = {
         "values": (
             (
                 "arrow_values",
-                "canonical",
                 "decompress",
                 "parquet",
                 "process_lock",

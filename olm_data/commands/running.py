@@ -168,7 +168,7 @@ def _print_plan(planned: Planned, *, as_json: bool) -> None:
     import msgspec
 
     from olm_data.tokenization.shards import first_documents
-    from olm_data.tokenization.summary_text import plan_lines
+    from olm_data.tokenization.summary import plan_lines
 
     request, plan, runner = planned
     if as_json:
@@ -180,8 +180,7 @@ def _print_plan(planned: Planned, *, as_json: bool) -> None:
 def _print_done(done: Done, *, as_json: bool) -> None:
     import msgspec
 
-    from olm_data.tokenization.summary import RunResult
-    from olm_data.tokenization.summary_text import summary_lines
+    from olm_data.tokenization.summary import RunResult, summary_lines
 
     if as_json:
         done.progress.event("done", **msgspec.to_builtins(RunResult.of(done.summary)))

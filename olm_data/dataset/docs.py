@@ -4,6 +4,8 @@
 
 Columns: id, input, position, text_bytes, content_hash, then those the user kept. Specified in
 docs/reference/format.md.
+
+Also: an opened `docs.parquet`, whoever wrote it: its shape is checked before anything is decoded.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Plans and jobs hold these values as JSON, so that a worker anywhere can read its units; `sources`
 finds and reads them. Each is a frozen Struct, picklable, made of strings and integers.
+
+Also: what options of tokenising may be: the words that plans, manifests and recipes share.
 """
 
 from __future__ import annotations

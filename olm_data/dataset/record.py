@@ -4,24 +4,67 @@
 
 Read by whoever must know what a shard holds without opening it: reruns, manifests, verification.
 Specified in docs/reference/format.md.
+
+Also: how many documents can begin in a window of so many tokens: bounds for batches of a fixed
+shape.
+
+Also: how the tokens of a shard lie in a file: with a NumPy header (`npy`) or as they are (`raw`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.dataset.account import InputAccount
+from olm_data.dataset.inputs import Container
 from olm_data.decoding import decode_typed
 from olm_data.errors import ValidationError, printable
-from olm_data.storage.json_file import read_json
-from olm_data.storage.store import Store
+from olm_data.storage.disk import io_errors
+from olm_data.storage.store import Store, read_json
+
+CONTAINERS: tuple[Container, ...] = ("npy", "raw")
+HEADER_BYTES = 128  # NumPy pads every 1-D version 1.0 header to this
+TOKENS, RAW_TOKENS = ".tokens.npy", ".tokens.bin"
+
+
+def tokens_suffix(container: Container) -> str:
+    """Return what follows a shard's name in the name of its token file."""
+    return RAW_TOKENS if container == "raw" else TOKENS
+
+
+def tokens_header(container: Container) -> int:
+    """Return how many bytes stand before the first token."""
+    return 0 if container == "raw" else HEADER_BYTES
+
+
+def file_header(container: Container, dtype: np.dtype[Any], count: int) -> bytes:
+    """Return the bytes that stand before `count` tokens."""
+    return b"" if container == "raw" else npy_header(dtype, count)
+
+
+def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
+    """Return the 128-byte NumPy version 1.0 header of a 1-D little-endian array."""
+    buffer = io.BytesIO()
+    descr = {"descr": dtype.newbyteorder("<").str, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(buffer, descr)
+    header = buffer.getvalue()
+    assert len(header) == HEADER_BYTES
+    return header
+
+
+def mapped_bytes(store: Store, name: str) -> np.ndarray:
+    """Return the bytes of a local file, uint8 [bytes], as a read-only memory map."""
+    with io_errors(store.url(name)), store.open(name) as file:
+        return np.memmap(file, np.uint8, "r").view(np.ndarray)
+
 
 WINDOWS = tuple(1 << k for k in range(6, 21))
 WIDTHS = {str(width) for width in WINDOWS}

@@ -7,6 +7,10 @@ treated as `--special` says, and no id of a special token is let through in "pla
 
     data uint8[n], offsets int64[d + 1]  ->  Encoder.encode  ->  ids uint32[t], offsets int64[d + 1]
     bytes of documents -> concatenate        chosen_of, merged: taken apart and put together
+
+Also: how the ids that two encoders give differ.
+
+Also: strings in text that spell a special token: found, counted, and kept out of document bodies.
 """
 
 from __future__ import annotations

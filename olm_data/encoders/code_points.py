@@ -7,6 +7,8 @@ A text without an unsettled code point is left as it is by every version of Unic
 that may change, combine or move, and all that this Python's Unicode does not know, so that a code
 point which a newer version gives a meaning is among them. (Unicode's stability policy promises that
 a code point which has a meaning keeps its normalisation.)
+
+Also: which documents a fast encoder may encode: those whose ids are proved to be the reference's.
 """
 
 from __future__ import annotations

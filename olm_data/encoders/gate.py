@@ -5,6 +5,8 @@
     a sample of the input, where nothing was proved before      -> equal, as a run encodes it
 
 `hf` itself is the measure and is never compared.
+
+Also: the sweep of the equality gate: every code point in its contexts, then mixtures of them.
 """
 
 from __future__ import annotations

@@ -36,11 +36,9 @@ from olm_data.order.base import Order, SourceSize
 from olm_data.packing.compare import Comparison, compare
 from olm_data.packing.concat import rows_in
 from olm_data.packing.packings import PACKINGS, from_lock
-from olm_data.packing.row_plan import PlanInfo
-from olm_data.packing.write_plan import write_plan
-from olm_data.storage.disk import io_errors, make_folder
+from olm_data.packing.row_plan import PlanInfo, write_plan
+from olm_data.storage.disk import abandoned, io_errors, make_folder, scratch
 from olm_data.storage.output_paths import refuse_output
-from olm_data.storage.scratch import abandoned, scratch
 from olm_data.storage.store import Store, is_remote
 
 if TYPE_CHECKING:

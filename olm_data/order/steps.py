@@ -6,6 +6,10 @@
 G, W and b decide who reads when, never what stands where in the order. G is one number for a whole
 run, or follows a schedule of batch sizes. Steps count from 0 here; logs and commands count them
 from 1.
+
+Also: the rows of a schedule that are trained on: all but the skipped ranges. Pure.
+
+Also: sequence-length phases: which steps of a run see rows of which length. Pure.
 """
 
 from __future__ import annotations

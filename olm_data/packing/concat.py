@@ -5,6 +5,8 @@
 Neighbouring rows share one token, which is the last label of the first and the first input of the
 second, so every token but the stream's first is a label exactly once. Of a whole dataset that is
 arithmetic, no index; of a view it is a row plan. Pure.
+
+Also: packing of order `olmo-core`: rows as OLMo-core's `NumpyFSLDataset` cuts token files.
 """
 
 from __future__ import annotations

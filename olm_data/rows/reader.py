@@ -14,6 +14,8 @@ another shape.
 Memory for the arrays of batches, recycled as soon as nobody looks at a batch any more.
 
     Pool.lease -> one block -> BatchMemory: the arrays of a batch -> ... -> last view dies -> Pool
+
+Also: the shards of several datasets as one row of tokens: which holds a token, opened on demand.
 """
 
 from __future__ import annotations

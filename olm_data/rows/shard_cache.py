@@ -8,13 +8,14 @@ leaves a partial folder whose lock the kernel has dropped, and the next one clea
 share the folder: one fetches a shard while the others wait for it; where locks do nothing, each
 fetches it for itself and one of them is kept. Nothing is held open, so giving a shard up frees its
 room at once, and a reader that finds it gone fetches it again.
+
+Also: when shards are needed next, and which to give up for room. Pure.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import itertools
 import os
 import shutil
@@ -26,11 +27,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 from olm_data.errors import StorageError, ValidationError
-from olm_data.storage.disk import io_errors, make_folder
+from olm_data.storage.disk import io_errors, locked, make_folder
 from olm_data.storage.process import Process, State, state_of, this_process
-from olm_data.storage.scratch import locked
 from olm_data.storage.store import Store
 
 Int64 = NDArray[np.int64]
@@ -92,7 +92,6 @@ def victims(
 
 
 _fetches = itertools.count()  # of this process: threads share no partial folder
-PIECE = 8 << 20  # bytes of one request
 _PARTIAL, _GONE = ".partial-", ".gone-"
 _GIVEN_UP = ".given-up"
 """Folder of empty files, one a shard that was given up for room: it is not missed."""
@@ -296,22 +295,18 @@ def _download(
 ) -> None:
     """Download a file and check it, once more where it arrived as something else."""
     for attempt in (1, 2):
-        seen, count = hashlib.sha256(), 0
         try:
-            with open(path, "wb") as file:
-                for piece in store.pieces(name, PIECE):
-                    if stopped():
-                        raise Stopped
-                    seen.update(piece)
-                    count += len(piece)
-                    file.write(piece)
+            seen = store.download(name, path, stopped=stopped)
         except FileNotFoundError as error:
             raise StorageError(
                 "a shard's file is not there any more",
                 where=store.url(name),
                 fix="restore the dataset; the same command goes on from the last checkpoint",
             ) from error
-        if seen.hexdigest() == sha256 and size in (None, count):
+        if seen is None:
+            raise Stopped
+        count = path.stat().st_size
+        if seen == sha256 and size in (None, count):
             return
         if attempt == 2:
             raise ValidationError(

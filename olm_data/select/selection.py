@@ -5,6 +5,9 @@
 
 A draw depends on the text and the seed alone: not on position, file, worker or other documents. It
 is independent of the holdout, which compares the bare content hash.
+
+Also: digests of documents' texts: what tells texts apart in holdout, sampling and duplicates.
+Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from olm_data.canonical import canonical_json
+from olm_data.bounded_json import canonical_json
 from olm_data.order.prp import mix64
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""What parquet, Arrow and hub tables share: the check for columns, and tables to batches."""
+"""What parquet, Arrow and hub tables share: the check for columns, and tables to batches.
+
+Also: columns inside others: `meta.score` is the field `score` of the object or struct `meta`.
+"""
 
 from __future__ import annotations
 

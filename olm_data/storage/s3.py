@@ -3,6 +3,9 @@
 Address and credentials are found where every tool of AWS finds them: AWS_ENDPOINT_URL,
 AWS_ACCESS_KEY_ID, AWS_PROFILE, roles of the machine. The store tells the MD5 digest or the CRC-32
 of what it was sent; a part that is missing of an answer is a KeyError here.
+
+Also: the client of s3fs as it is used here: one attempt a request, answers bounded, credentials
+home.
 """
 
 from __future__ import annotations
@@ -26,8 +29,7 @@ from olm_data.storage import service
 from olm_data.storage.async_http import Bounded, Sending, bounded, event_loop, one_attempt, run
 from olm_data.storage.file_part import Slice
 from olm_data.storage.in_clear import warn_in_clear
-from olm_data.storage.objects import Object, RemoteFailure, Upload
-from olm_data.storage.options import Options
+from olm_data.storage.objects import Object, Options, RemoteFailure, Upload
 from olm_data.storage.service import (
     WRITER,
     Condition,

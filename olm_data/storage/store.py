@@ -5,6 +5,11 @@ because fsspec publishes a partial object when the body of `with fs.open(url, "w
 
     name -> checked once, by `key` -> Folder: regular files, no link out, durable writes
                                    -> Bucket: what arrived is what was sent
+
+Also: A local folder by the operations of a bucket: the one place that mistrusts what lies on a
+disk.
+
+Also: JSON files of a store, within one limit: what is written can be read again.
 """
 
 from __future__ import annotations
@@ -21,20 +26,22 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from olm_data.bounded_json import MalformedJson, check
 from olm_data.errors import ConflictError
 from olm_data.regular_files import (
+    MAX_DOCUMENT,
     MAX_WHOLE,
     open_regular,
     read_regular,
+    refuse_large,
     refuse_link_out,
     refuse_special,
     refuse_unreadable,
 )
-from olm_data.storage.bucket import Bucket, open_bucket
-from olm_data.storage.disk import fsync_directory, io_errors, make_folder, write_durable
+from olm_data.storage.bucket import PIECE, Bucket, open_bucket
+from olm_data.storage.disk import fsync_directory, io_errors, make_folder, scratch, write_durable
 from olm_data.storage.names import refuse_escape, refuse_no_place
 from olm_data.storage.objects import Object
-from olm_data.storage.scratch import scratch
 from olm_data.storage.upload import upload
 
 
@@ -292,6 +299,24 @@ class Store:
         """
         return self._files.pieces(self.key(name), size, start)
 
+    def download(
+        self, name: str, path: Path, *, stopped: Callable[[], bool] = lambda: False
+    ) -> str | None:
+        """Copy a file to `path`; return the sha256 of what came, None once `stopped` says so.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+        seen = hashlib.sha256()
+        with open(path, "wb") as file:
+            for piece in self.pieces(name, PIECE):
+                if stopped():
+                    return None
+                seen.update(piece)
+                with io_errors(str(path), writing=True):
+                    file.write(piece)
+        return seen.hexdigest()
+
     def sha256(self, name: str) -> str:
         """Return the sha256 of `name`, read a piece at a time.
 
@@ -434,3 +459,50 @@ class Store:
 def _conflict(what: str, where: str, fix: str) -> ConflictError:
     why = "two writers on one output would lose one of the two results"
     return ConflictError(what, where=where, why=why, fix=fix)
+
+
+_AT_ONCE = 32 << 20  # bytes; the manifest of 2 * 10^12 tokens
+_BEGINNING = 1 << 16
+
+
+def read_json(store: Store, name: str) -> bytes:
+    """Return the bytes of a JSON file; of a large one that begins as none does, a piece is read.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        MalformedJson: it is large, and no JSON within bounds.
+        ValidationError: it is no regular file, a link out of the folder, or larger than
+            `write_json` makes.
+    """
+    first = store.read(name, 0, min(_AT_ONCE, MAX_DOCUMENT + 1))
+    if len(first) < min(_AT_ONCE, MAX_DOCUMENT + 1):
+        return first
+    check([first[:_BEGINNING]])
+    refuse_large(store.size(name) or 0, MAX_DOCUMENT, store.url(name))
+    parts, size = [first], len(first)
+    for piece in store.pieces(name, _AT_ONCE, size):
+        size += len(piece)
+        refuse_large(size, MAX_DOCUMENT, store.url(name))  # it may have grown
+        if b"\0" in piece:  # a hole: of a sparse file nothing is held
+            raise MalformedJson("control bytes: this is not text")
+        parts.append(piece)
+    return b"".join(parts)
+
+
+def write_json(store: Store, name: str, data: bytes) -> None:
+    """Write a JSON file as `Store.put` does.
+
+    Raises:
+        InputError: it is larger than `read_json` takes.
+    """
+    store.put(name, data, limit=MAX_DOCUMENT)
+
+
+def create_json(store: Store, name: str, data: bytes) -> None:
+    """Write a JSON file as `Store.create` does, only if there is none.
+
+    Raises:
+        ConflictError: there is one.
+        InputError: it is larger than `read_json` takes.
+    """
+    store.create(name, data, limit=MAX_DOCUMENT)

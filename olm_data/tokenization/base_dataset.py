@@ -16,12 +16,11 @@ from typing import cast
 import msgspec
 
 from olm_data.bounded_json import MalformedJson
-from olm_data.dataset.history import read_plans
 from olm_data.dataset.inputs import InputFile, PositionKind, SpecialPolicy
 from olm_data.dataset.job import JobFile
 from olm_data.dataset.manifest import InputInfo, Manifest, read_manifest
 from olm_data.dataset.options import Options
-from olm_data.dataset.plan import Plan
+from olm_data.dataset.plan import Plan, read_plans
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo, own_tokenizer
 from olm_data.errors import InputError, ValidationError
 from olm_data.sources.base import SourcePlan

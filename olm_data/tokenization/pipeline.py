@@ -8,6 +8,9 @@
 Each stage takes an iterator and gives one, in order, so that a stage which leaves records out is
 one more generator between two others. Only the last stage touches accounts and writers. Stages
 overlap (`stage.Stage`); text is let go once it is encoded.
+
+Also: stages of a task that overlap: each runs in a thread of its own, ahead of the one that
+follows.
 """
 
 from __future__ import annotations

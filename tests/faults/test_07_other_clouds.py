@@ -30,7 +30,7 @@ from support.store_proxy import (
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.errors import ConflictError, InputError, ResourceError, StorageError
-from olm_data.storage import bucket, service, services
+from olm_data.storage import bucket, service
 from olm_data.storage.bucket import Backoff
 from olm_data.storage.objects import RemoteFailure
 from olm_data.storage.store import Store
@@ -168,7 +168,7 @@ def test_07_a_file_that_is_not_what_it_was_said_to_be_is_found(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the store's answer proves nothing, the object is read back."""
-    kind = type(services.service(store.bucket.scheme))
+    kind = type(bucket.service(store.bucket.scheme))
     real = kind.put_file
     monkeypatch.setattr(kind, "put_file", lambda *given: real(*given) and False)
     path = tmp_path / "y"

@@ -22,7 +22,7 @@ from support.command import WITH_TESTS, environment
 from support.runs import one_step_trainer
 from support.seal import seal
 
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 from olm_data.errors import OlmError
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.distributed.world import World

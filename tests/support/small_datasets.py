@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from olm_data.dataset.container import HEADER_BYTES, TOKENS, npy_header
 from olm_data.dataset.docs import docs_schema
 from olm_data.dataset.inputs import Container
 from olm_data.dataset.manifest import (
@@ -35,11 +34,14 @@ from olm_data.dataset.manifest import (
 from olm_data.dataset.options import Options
 from olm_data.dataset.record import (
     BLOCK_BYTES,
+    HEADER_BYTES,
     RECORD,
+    TOKENS,
     Blocks,
     FileInfo,
     ShardRecord,
     encode_units,
+    npy_header,
     window_counts,
 )
 from olm_data.dataset.shard import ENDS

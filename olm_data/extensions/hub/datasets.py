@@ -5,6 +5,9 @@
 The manifest is what makes it whole. What lies beside the files that it and its plans name is not
 sent: heartbeats, dropped records, and `job.json`, which holds paths of the machine that made the
 dataset.
+
+Also: the card of a dataset on the hub, README.md: what it holds, its digests, where it comes
+from.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ import re
 from collections.abc import Callable
 
 from olm_data.dataset.docs import DOCS
-from olm_data.dataset.history import plan_name, read_plans
 from olm_data.dataset.manifest import (
     EXCLUDED,
     MANIFEST,
@@ -25,6 +27,7 @@ from olm_data.dataset.manifest import (
     read_manifest,
     version_name,
 )
+from olm_data.dataset.plan import plan_name, read_plans
 from olm_data.dataset.record import RECORD
 from olm_data.dataset.shard import ENDS
 from olm_data.dataset.target import dataset_root

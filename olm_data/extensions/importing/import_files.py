@@ -6,6 +6,9 @@
 
 Tokens are read once and never copied. Killed at any byte, the same command writes the same bytes
 again.
+
+Also: one token file of another project becomes a shard in place: read once, sidecars written
+beside.
 """
 
 from __future__ import annotations
@@ -27,9 +30,8 @@ import numpy as np
 import xxhash
 
 from olm_data import __version__
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 from olm_data.counts import counted
-from olm_data.dataset.container import RAW_TOKENS
 from olm_data.dataset.docs import DOCS, DocsWriter, docs_schema
 from olm_data.dataset.folder import refuse_dataset_folder
 from olm_data.dataset.manifest import (
@@ -44,6 +46,7 @@ from olm_data.dataset.options import ImportedOptions
 from olm_data.dataset.plan import shard_name
 from olm_data.dataset.record import (
     BLOCK_BYTES,
+    RAW_TOKENS,
     FileInfo,
     ImportedFile,
     ShardRecord,
@@ -73,10 +76,9 @@ from olm_data.sources.passed import (
 )
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder
 from olm_data.storage.exclusive import exclusive
-from olm_data.storage.json_file import create_json
 from olm_data.storage.names import refuse_escape
 from olm_data.storage.output_paths import refuse_output
-from olm_data.storage.store import Store, absolute
+from olm_data.storage.store import Store, absolute, create_json
 from olm_data.threads import in_order
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 

@@ -5,6 +5,8 @@
 A point stands for `size` neighbouring steps, a power of two that grows with the run: a million
 steps are about 2,000 points, with lowest and highest values so that no spike is lost. Points that
 were sent do not change until `size` does, but for the last one.
+
+Also: loss by source and by place in the document, kept up with the ledger of a run as it grows.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 from olm_data.errors import ValidationError, printable
 from olm_data.extensions.ledger.files import LEDGER, LedgerFile, ledger_files
 from olm_data.extensions.show.ledger_summary import POSITION_EDGES, POSITION_NAMES, source_numbers
-from olm_data.extensions.watching.step_lines import StepColumns
+from olm_data.extensions.watching.tail import StepColumns
 
 POINTS = 256
 MOST_SOURCES = 8

@@ -1,6 +1,9 @@
 """What a report shows of a mixture lock: stages over tokens, and how often each source is seen.
 
 Everything is computed from the lock alone, so it says what training will do, not what was asked.
+
+Also: what a report shows of a lock's rows: what packing costs, and some rows with their
+documents.
 """
 
 from __future__ import annotations

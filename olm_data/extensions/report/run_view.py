@@ -50,8 +50,7 @@ from olm_data.order.schedule import Schedule
 from olm_data.order.steps import Range, merge_ranges
 from olm_data.regular_files import read_regular
 from olm_data.rows.views import LockRows
-from olm_data.run_log.ends import read_ends
-from olm_data.run_log.log import METRICS, Evaluation, Start, read_starts
+from olm_data.run_log.log import METRICS, Evaluation, Start, read_ends, read_starts
 from olm_data.run_log.metric_names import (
     CE_LOSS,
     DATA_WAIT_SHARE,

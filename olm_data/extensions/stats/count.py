@@ -6,6 +6,8 @@
 Tallies are exact counts, histograms, the k most extreme documents, and sketches of the kept columns
 (sketch.py); they do not grow with the number of documents. Tokens are those stored, BOS and EOS
 included. Reads no token but those of the excerpts. Never writes.
+
+Also: summaries of any number of values in bounded memory, which merge: parts may be taken apart.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from olm_data.dataset.docs import docs_schema
 from olm_data.dataset.tools import PassedCount
 from olm_data.rows.views import view_document
 from olm_data.runners.local import granted_cpus
-from olm_data.storage.scratch import abandoned, scratch
+from olm_data.storage.disk import abandoned, scratch
 from olm_data.threads import in_order
 from olm_data.tokenization.duplicates import later_copies, stored_keys
 from olm_data.tokenization.task_results import accounts_of

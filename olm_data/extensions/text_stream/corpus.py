@@ -4,6 +4,8 @@
 
 A unit is what is read at a time from its beginning: a range of a file, a few row groups, or a whole
 file that cannot be cut. Units depend on the inputs alone.
+
+Also: the corpora of text data sets: files of one's own, a data set of the hub, a corpus by name.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 from olm_data.dataset.inputs import InputFile, ReadOptions, SourceRequest, Unit
 from olm_data.dataset.plan import likely_text
 from olm_data.encoders import TextEncoder, choose_encoder, known_encoder, make_encoder

@@ -7,6 +7,9 @@ Each document of the corpus is dealt to one reader in each epoch. Where there ar
 each reader it gets whole ones and reads nothing else; where there are few, every reader reads all
 of them and encodes its own documents alone. A place is four integers, and counts: reading goes on
 from it by reading one unit from its beginning.
+
+Also: the documents of one reader, end to end, cut into windows of one length; goes on from a
+state.
 """
 
 from __future__ import annotations

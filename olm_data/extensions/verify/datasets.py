@@ -24,8 +24,8 @@ import numpy as np
 
 from olm_data.counts import counted
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.history import check_chain
 from olm_data.dataset.manifest import MANIFEST, VALIDATION, Manifest, build_manifest, read_manifest
+from olm_data.dataset.plan import check_chain
 from olm_data.dataset.record import Blocks, ShardRecord
 from olm_data.dataset.target import dataset_root, is_lock
 from olm_data.dataset.tokenizer import TOKENIZER, spec_of

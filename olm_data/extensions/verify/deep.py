@@ -20,11 +20,10 @@ import numpy as np
 
 from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.history import read_plans
 from olm_data.dataset.inputs import InputFile, ReadOptions, RecordOptions, Unit
 from olm_data.dataset.job import JobFile
 from olm_data.dataset.manifest import JOB
-from olm_data.dataset.plan import Plan, PlannedInput
+from olm_data.dataset.plan import Plan, PlannedInput, read_plans
 from olm_data.encoders import TextEncoder, make_encoder
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable
 from olm_data.extensions.verify.sample import choose

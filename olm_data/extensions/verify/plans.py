@@ -12,10 +12,9 @@ from collections import Counter
 
 from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.account import InputAccount, input_digest
-from olm_data.dataset.history import plan_digests, plan_name
 from olm_data.dataset.job import JobFile
 from olm_data.dataset.manifest import JOB, MANIFEST, Manifest
-from olm_data.dataset.plan import Plan
+from olm_data.dataset.plan import Plan, plan_digests, plan_name
 from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.extensions.verify.shard import VerifyReport, read_or_report
 from olm_data.storage.store import Store

@@ -19,10 +19,9 @@ from itertools import pairwise
 import numpy as np
 import xxhash
 
-from olm_data.dataset.container import file_header
 from olm_data.dataset.docs import DOCS
 from olm_data.dataset.manifest import Manifest, ShardInfo
-from olm_data.dataset.record import BLOCK_BYTES
+from olm_data.dataset.record import BLOCK_BYTES, file_header
 from olm_data.dataset.shard import ENDS
 from olm_data.extensions.verify.shard import (
     ShardResult,

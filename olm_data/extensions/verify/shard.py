@@ -16,10 +16,16 @@ import msgspec
 import numpy as np
 
 from olm_data.counts import counted, duration
-from olm_data.dataset.container import HEADER_BYTES, file_header, npy_header
 from olm_data.dataset.docs import DOCS, DocumentRows
 from olm_data.dataset.manifest import Manifest, ShardInfo
-from olm_data.dataset.record import RECORD, ShardRecord, window_counts
+from olm_data.dataset.record import (
+    HEADER_BYTES,
+    RECORD,
+    ShardRecord,
+    file_header,
+    npy_header,
+    window_counts,
+)
 from olm_data.dataset.shard import ENDS
 from olm_data.errors import OlmError, StorageError, printable
 from olm_data.printing import record

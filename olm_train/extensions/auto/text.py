@@ -22,8 +22,7 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from olm_data.bounded_json import JsonObject
-from olm_data.canonical import digest
+from olm_data.bounded_json import JsonObject, digest
 from olm_data.config.arguments import checked
 from olm_data.config.hints import NonNegativeInt, PositiveInt
 from olm_data.decoding import convert

@@ -25,8 +25,7 @@ from olm_data.extensions.watching.watched import (
     file_name,
     read_watched,
 )
-from olm_data.run_log.ends import is_over
-from olm_data.run_log.log import Values
+from olm_data.run_log.log import Values, is_over
 from olm_data.run_log.metric_names import EVAL_TASK
 from olm_data.storage.lease import Lease, LeaseLostError, acquire
 from olm_data.storage.store import Store, absolute

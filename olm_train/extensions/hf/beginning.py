@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 from olm_data.errors import InputError, UsageError
 from olm_data.mixture.lock import Lock
 from olm_train.checkpoint.documents import Origin, relative_path, tokenizer_of_data

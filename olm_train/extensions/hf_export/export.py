@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from olm_data.canonical import sha256_file
+from olm_data.bounded_json import sha256_file
 from olm_data.errors import ValidationError, printable
 from olm_data.mixture.lock import Lock
 from olm_data.model_receipt import Claim, FileProof, Receipt

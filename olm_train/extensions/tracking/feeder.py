@@ -32,7 +32,7 @@ from olm_data.redaction import redacted
 from olm_data.regular_files import read_regular
 from olm_data.run_log.lines import malformed_log, replace_file
 from olm_data.run_log.metric_names import of_watched
-from olm_data.storage.scratch import locked
+from olm_data.storage.disk import locked
 from olm_data.storage.store import Store
 from olm_train.extensions.tracking.base import Ending, Level, RowsLost, Tracker
 

@@ -181,7 +181,7 @@ def test_the_last_label_of_a_view_is_not_dropped_and_older_locks_that_count_it_v
     lock = mix(manifest).lock
     plan = lock.sources[0].plan
     assert plan is not None
-    monkeypatch.setattr("olm_data.packing.write_plan.WINDOW", 1)
+    monkeypatch.setattr("olm_data.packing.row_plan.WINDOW", 1)
     assert mix(manifest).status == "unchanged"
     before = verify(str(project / "manifest.lock.json")).findings
     older = msgspec.structs.replace(plan, dropped=plan.dropped + 1)

@@ -30,7 +30,7 @@ from olm_data.tokenization.budget import BudgetWatch
 from olm_data.tokenization.recipe import parse_budget
 from olm_data.tokenization.select_documents import select_documents
 from olm_data.tokenization.stored_job import load_job
-from olm_data.tokenization.summary_text import plan_lines, summary_lines
+from olm_data.tokenization.summary import plan_lines, summary_lines
 
 COUNT = 90
 

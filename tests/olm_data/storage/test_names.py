@@ -10,11 +10,10 @@ from support.importing import FOREIGN, make
 from olm_data.dataset.folder import refuse_dataset_folder
 from olm_data.sources.listing import list_files
 from olm_data.storage.destination import CLAIM, LocalFolder
-from olm_data.storage.exclusive import exclusive
+from olm_data.storage.disk import scratch
+from olm_data.storage.exclusive import PROBE, exclusive
 from olm_data.storage.lease import SHORTEST_TAKEOVER
 from olm_data.storage.names import is_working
-from olm_data.storage.preflight import PROBE
-from olm_data.storage.scratch import scratch
 from olm_data.storage.store import WORKER_PREFIX, Store
 
 KILLED = (

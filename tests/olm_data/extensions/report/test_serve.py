@@ -23,8 +23,7 @@ from olm_data.extensions.report.write import write_report
 from olm_data.mixture.lock import Lock
 from olm_data.rows.views import LockRows
 from olm_data.run_log.bad_steps import BadDocument, BadRow, BadStep
-from olm_data.run_log.ends import End, append_end
-from olm_data.run_log.log import MetricsWriter, Step
+from olm_data.run_log.log import End, MetricsWriter, Step, append_end
 
 HOSTILE = "<img src=x onerror=document.title='hacked'><script>document.title='hacked'</script>"
 

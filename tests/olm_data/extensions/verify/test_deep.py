@@ -18,9 +18,9 @@ import pytest
 from support.command import olm_data
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.dataset.container import npy_header
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import Manifest
+from olm_data.dataset.record import npy_header
 from olm_data.errors import UsageError
 from olm_data.extensions.verify.datasets import SAMPLE_DOCUMENTS, verify
 from olm_data.extensions.verify.deep import Deep

@@ -9,7 +9,7 @@ from support.adding import add_to
 from support.small_datasets import mix_datasets
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 from olm_data.extensions.verify.datasets import verify
 from olm_data.storage.store import Store
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from olm_data.errors import ValidationError
-from olm_data.extensions.watching.step_lines import StepColumns
-from olm_data.extensions.watching.tail import LogTail
+from olm_data.extensions.watching.tail import LogTail, StepColumns
 from olm_data.run_log.log import Evaluation, MetricsWriter, Start, Step, append_start, keep_until
 
 FOREVER = float("inf")

@@ -20,8 +20,7 @@ from support.polling import wait_until
 from support.runs import build_trainer, command, config_values, environment, metrics
 
 from olm_data.extensions.watching.watched import read_all_watched
-from olm_data.run_log.ends import End, append_end, is_over
-from olm_data.run_log.log import Start, append_start
+from olm_data.run_log.log import End, Start, append_end, append_start, is_over
 from olm_data.storage.store import Store
 from olm_train.checkpoint.folders import complete_folders
 from olm_train.checkpoint.portable import TrainedModel

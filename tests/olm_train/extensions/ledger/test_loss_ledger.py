@@ -17,7 +17,7 @@ from olm_data.errors import UsageError
 from olm_data.extensions.ledger.files import ledger_files, read_ledger
 from olm_data.mixture.lock import Lock
 from olm_data.rows.views import LockRows
-from olm_data.run_log.ends import ENDS, read_ends
+from olm_data.run_log.log import ENDS, read_ends
 from olm_data.run_log.metric_names import CE_LOSS, LABELS
 from olm_data.storage.store import Store
 
