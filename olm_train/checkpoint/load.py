@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,8 +21,6 @@ from olm_data.kinds import NO_TEXT, kind_of, wrong_kind
 from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.documents import RunState
-from olm_train.checkpoint.folders import candidates, no_checkpoint
-from olm_train.checkpoint.index import MAX_BYTES, Index
 from olm_train.checkpoint.manifest import (
     CONFIG,
     INDEX,
@@ -30,10 +28,12 @@ from olm_train.checkpoint.manifest import (
     STATE,
     TENSORS,
     Manifest,
+    candidates,
+    no_checkpoint,
     step_of,
 )
 from olm_train.checkpoint.state import StateDict, flatten, put_back, split
-from olm_train.checkpoint.tensors import fill
+from olm_train.checkpoint.tensors import MAX_BYTES, Index, fill
 from olm_train.distributed.world import World
 from olm_train.model.flat_form import from_flat
 
@@ -61,6 +61,11 @@ class Checkpoint:
         return self.manifest.files_in(self.store)
 
     @property
+    def tensors(self) -> Store:
+        """Where the files of its tensors lie."""
+        return self.files.child(TENSORS)
+
+    @property
     def name(self) -> str:
         """Name of its folder, such as step00000100."""
         return self.store.root.rpartition("/")[2]
@@ -72,9 +77,9 @@ class Checkpoint:
 
     def read_bytes(self, name: str, limit: int = MAX_DOCUMENT) -> bytes | None:
         """Return the bytes of one of its files, checked again, or None when it has no such file."""
-        if name not in [entry.name for entry in self.manifest.files]:
+        entry = next((each for each in self.manifest.files if each.name == name), None)
+        if entry is None:
             return None
-        entry = self.manifest.entry(name)
         data = self.files.read(name, limit=min(entry.bytes, limit))
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise ValidationError(f"{name} changed while it was read", where=self.folder)
@@ -155,7 +160,7 @@ class Checkpoint:
         self._refuse_misfits(flat, tuple(tensors))
         values = self.index.values
         put_back(tensors, values)
-        world.on_each(lambda: fill(split(flat)[0], self.files, self.index))
+        world.on_each(lambda: fill(split(flat)[0], self.tensors, self.index))
 
     def whole_tensors(self, prefix: str, names: Iterable[str], world: World) -> dict[str, Tensor]:
         """Return tensors, whole, on the CPU, by their names without a prefix; every rank calls it.
@@ -166,7 +171,7 @@ class Checkpoint:
         entries = {name: self.index.tensors[f"{prefix}{name}"] for name in names}
         found = {n: torch.empty(e.shape, dtype=e.torch_dtype) for n, e in entries.items()}
         named = {f"{prefix}{name}": tensor for name, tensor in found.items()}
-        world.on_each(lambda: fill(named, self.files, self.index))
+        world.on_each(lambda: fill(named, self.tensors, self.index))
         return found
 
     def _refuse_misfits(self, wanted: StateDict, parts: tuple[str, ...]) -> None:
@@ -250,6 +255,7 @@ def newest_checkpoint(
     world: World,
     on_damage: Callable[[OlmError], None],
     *,
+    names: Sequence[str] | None = None,
     at_most: int | None = None,
 ) -> Checkpoint | None:
     """Return the newest checkpoint that verifies, None when there is none; every rank calls it.
@@ -258,9 +264,10 @@ def newest_checkpoint(
         save_folder: the run's folder.
         world: the ranks that read it together.
         on_damage: told about each newer one that does not verify.
+        names: what `candidates` returned; None: not looked yet.
         at_most: the last step that counts; None: any.
     """
-    for name in world.on_main(lambda: candidates(save_folder)):
+    for name in world.on_main(lambda: candidates(save_folder)) if names is None else names:
         if at_most is not None and (step_of(name) or 0) > at_most:
             continue
         try:

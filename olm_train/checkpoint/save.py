@@ -29,7 +29,6 @@ from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.disk import fsync_directory, room_left, write_durable
 from olm_data.storage.lease import Fence
 from olm_data.storage.store import Store, create_json
-from olm_train.checkpoint.folders import clear_files, write_pointer
 from olm_train.checkpoint.manifest import (
     INDEX_NAME,
     MANIFEST,
@@ -40,9 +39,11 @@ from olm_train.checkpoint.manifest import (
     Manifest,
     MisnamedError,
     OtherVersionError,
+    clear_files,
     files_folder,
     folder_name,
     partial_name,
+    write_pointer,
 )
 from olm_train.checkpoint.state import StateDict, flatten, split
 from olm_train.checkpoint.tensors import IndexedWriter, tensors_file

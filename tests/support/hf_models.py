@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from olm_train.extensions.hf.families import Family, family_of_hf
+from olm_train.extensions.hf.table import Family, family_of_hf
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 
@@ -163,9 +163,9 @@ def theirs_of(family: Family, model: Decoder) -> dict[str, Tensor]:
     """Return the tensors of theirs that our model is."""
     values = dict(model.named_parameters())
     return {
-        name: value
+        part.name: part.of(values[each.ours].detach()[part.ours])
         for each in family.tensors(model.config)
-        for name, value in each.to_theirs(values[each.ours].detach())
+        for part in each.parts
     }
 
 

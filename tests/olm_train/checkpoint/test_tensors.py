@@ -17,11 +17,19 @@ from support.runs import build_trainer, group_world, metrics
 from support.training import build, digest, full, train
 
 from olm_data.storage.store import Store
-from olm_train.checkpoint.index import DTYPES, Chunk, Index, TensorEntry
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.manifest import Kind
 from olm_train.checkpoint.save import Contents, save_checkpoint
-from olm_train.checkpoint.tensors import Box, TensorsFile, fill, tensors_file
+from olm_train.checkpoint.tensors import (
+    DTYPES,
+    Box,
+    Chunk,
+    Index,
+    TensorEntry,
+    TensorsFile,
+    fill,
+    tensors_file,
+)
 from olm_train.distributed.world import World
 
 
@@ -61,7 +69,7 @@ def test_the_library_of_the_container_opens_the_file_of_a_rank(tmp_path: Path) -
 
 def test_boxes_of_one_tensor_have_names_of_their_own(tmp_path: Path) -> None:
     whole = torch.arange(12).reshape(6, 2)
-    boxes = [Box("w", whole.dtype, (at, 0), (3, 2)) for at in (0, 3)]
+    boxes = [Box("w", whole.dtype, (3, 2), (at, 0)) for at in (0, 3)]
     with TensorsFile(tmp_path / "x.safetensors", boxes) as file:
         for at in (0, 3):
             file.add(whole[at : at + 3])
@@ -71,8 +79,7 @@ def test_boxes_of_one_tensor_have_names_of_their_own(tmp_path: Path) -> None:
 
 def test_a_file_of_before_without_a_header_is_read(tmp_path: Path) -> None:
     values = torch.randn(4, 3)
-    (tmp_path / "model_and_optim").mkdir()
-    (tmp_path / "model_and_optim" / "rank00000.bin").write_bytes(values.numpy().tobytes())
+    (tmp_path / "rank00000.bin").write_bytes(values.numpy().tobytes())
     chunk = Chunk(0, 0, (0, 0), (4, 3))
     entry = TensorEntry(dtype="float32", shape=(4, 3), chunks=(chunk,))
     index = Index(files=("rank00000.bin",), tensors={"model.w": entry})
