@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.hf_page import PAGE, rendered
 
-from olm_train.extensions.hf.families import FAMILIES
+from olm_train.extensions.hf.table import FAMILIES
 
 
 def test_the_page_is_that_of_the_table() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from olm_train.extensions.hf.families import Family, family_of_hf
+from olm_train.extensions.hf.table import Family, family_of_hf
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 

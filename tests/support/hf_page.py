@@ -29,7 +29,7 @@ MODELS = {
 
 def families() -> Iterator[str]:
     """Lines of the table of families."""
-    from olm_train.extensions.hf.families import FAMILIES
+    from olm_train.extensions.hf.table import FAMILIES
 
     yield from ("| family | architecture | `model_type` | published |", "| --- | --- | --- | --- |")
     for family in FAMILIES:
@@ -41,7 +41,7 @@ def families() -> Iterator[str]:
 
 def fields() -> Iterator[str]:
     """Lines of the tables of fields: those of all families but GPT-2, and a family each."""
-    from olm_train.extensions.hf.families import FAMILIES
+    from olm_train.extensions.hf.table import FAMILIES
 
     said = {family.name: [line(row) for row in family.rows if row.says] for family in FAMILIES}
     first, *others = (lines for name, lines in said.items() if name != "gpt2")

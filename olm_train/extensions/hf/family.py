@@ -18,11 +18,11 @@ from olm_train.extensions.hf.fields import (
     Problem,
     Problems,
     Row,
+    is_root,
     nested,
     ours_of,
     shown,
 )
-from olm_train.extensions.hf.sizes import is_root
 from olm_train.extensions.hf.tensors import Part, TensorMap
 from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
 from olm_train.model.decoder import Decoder

@@ -27,7 +27,6 @@ from olm_data.tokenizer.tokenizer import PROBE_TEXTS, TokenizerSpec, spec_from_b
 from olm_train.checkpoint.model_format import ForeignModel
 from olm_train.checkpoint.policy import Vocabulary
 from olm_train.checkpoint.text_rules import TextRules
-from olm_train.extensions.hf.families import family_of_hf
 from olm_train.extensions.hf.family import Family
 from olm_train.extensions.hf.source import (
     CONFIG,
@@ -38,6 +37,7 @@ from olm_train.extensions.hf.source import (
     read_tokenizer,
     weight_files,
 )
+from olm_train.extensions.hf.table import family_of_hf
 from olm_train.extensions.hf.tensors import Reader, Slices, TensorMap
 from olm_train.extensions.hf.text_rules import text_rules
 from olm_train.extensions.hf.weights import FLOATS, SafeTensors

@@ -2,24 +2,172 @@
 
 Local files are mapped, those in a bucket read by ranges (`ranged.py`), so that of a tensor only the
 rows asked for are read. Never: a whole file in memory, or a pickle.
+
+A safetensors file in a bucket: its header, and blocks of its tensors by ranges of bytes.
+
+    8 bytes: length -> header, JSON: dtype, shape and place of each tensor, checked as a whole
+    block of a tensor -> its rows, some at a time, some requests at a time -> a tensor
+
+Answers to the same calls as the library's `safe_open`, which reads local files alone. Of rows that
+are wanted in part all columns travel.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, Self
 
+import msgspec
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from olm_data.bounded_json import MalformedJson, Size, decode_object
+from olm_data.decoding import convert
 from olm_data.errors import InputError, ValidationError, printable
 from olm_data.regular_files import open_regular
 from olm_data.storage.store import Store, is_remote
+from olm_data.storage.version import OneVersion
+from olm_data.threads import READERS, in_order
 from olm_train.checkpoint.index import TAGS
-from olm_train.extensions.hf.ranged import RangedFile, damaged
 from olm_train.extensions.hf.tensors import Slices
+
+MOST_HEADER = 100_000_000
+"""Bytes, as in the library."""
+PIECE = 8 << 20
+"""Bytes of rows that one request reads, if a row is not longer."""
+_METADATA = "__metadata__"
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[Size, ...]
+    data_offsets: tuple[Size, Size]
+
+
+class RangedFile:
+    """One file.
+
+    Args:
+        store: the folder, remote.
+        name: of the file.
+
+    Attributes:
+        read_bytes: of tensors, that travelled so far.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValidationError: it is damaged.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.read_bytes = 0
+        self._file = OneVersion(store, name)
+        self._start, self._entries = _header(self._file)
+
+    def keys(self) -> list[str]:
+        """Return the names of the tensors."""
+        return list(self._entries)
+
+    def get_slice(self, name: str) -> RangedSlice:
+        """Return a tensor that is not yet read."""
+        return RangedSlice(self, self._entries[name])
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return bytes of the part with the tensors."""
+        return self._file.read(self._start + start, self._start + stop)
+
+
+class RangedSlice:
+    """A tensor of such a file.
+
+    Args:
+        file, entry: it, and what its header says of the tensor.
+    """
+
+    def __init__(self, file: RangedFile, entry: _Entry) -> None:
+        self._file, self._entry = file, entry
+
+    def get_dtype(self) -> str:
+        """Return the name of the dtype: `BF16`."""
+        return self._entry.dtype
+
+    def get_shape(self) -> list[int]:
+        """Return the shape."""
+        return list(self._entry.shape)
+
+    def __getitem__(self, where: Slices) -> Tensor:
+        """Return the block at slices that lie within the shape."""
+        entry, dtype = self._entry, TAGS[self._entry.dtype]
+        block = torch.empty([s.stop - s.start for s in where], dtype=dtype)
+        if block.numel() == 0:
+            return block
+        shape = entry.shape if len(entry.shape) > 1 else (math.prod(entry.shape), 1)
+        slices = where if len(entry.shape) > 1 else (*(where or (slice(0, 1),)), slice(0, 1))
+        rows, *others = slices
+        last = slice(others[-1].start * dtype.itemsize, others[-1].stop * dtype.itemsize)
+        width = (*shape[1:-1], shape[-1] * dtype.itemsize)  # of a row, in bytes
+        size, base = math.prod(width), entry.data_offsets[0]
+        target = block.view(-1).view(torch.uint8).numpy()
+        target = target.reshape(
+            rows.stop - rows.start, *(s.stop - s.start for s in (*others[:-1], last))
+        )
+
+        def read(part: slice) -> tuple[slice, bytes]:
+            return part, self._file.read(base + part.start * size, base + part.stop * size)
+
+        for part, data in in_order(read, _parts(rows, max(1, PIECE // size)), ahead=READERS):
+            self._file.read_bytes += len(data)
+            found = np.frombuffer(data, np.uint8).reshape(part.stop - part.start, *width)
+            target[part.start - rows.start : part.stop - rows.start] = found[
+                (slice(None), *others[:-1], last)
+            ]
+        return block
+
+
+def _parts(rows: slice, most: int) -> Iterator[slice]:
+    for first in range(rows.start, rows.stop, most):
+        yield slice(first, min(first + most, rows.stop))
+
+
+def _header(file: OneVersion) -> tuple[int, dict[str, _Entry]]:
+    """Return where the tensors begin, and the entry of each.
+
+    Raises:
+        ValidationError: they do not fill the rest of the file, one behind the other.
+    """
+    length = int.from_bytes(file.read(0, 8), "little") if file.size >= 8 else -1
+    if not 0 < length <= min(MOST_HEADER, file.size - 8):
+        raise damaged(f"its header would have {length:,} of {file.size:,} bytes", file.url)
+    try:
+        found = decode_object(file.read(8, 8 + length))
+        found.pop(_METADATA, None)
+        entries = convert(found, dict[str, _Entry])
+    except (MalformedJson, msgspec.ValidationError) as error:
+        raise damaged(str(error), file.url) from error
+    at = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        dtype, (first, last) = TAGS.get(entry.dtype), entry.data_offsets
+        wanted = None if dtype is None else math.prod(entry.shape) * dtype.itemsize
+        if first != at or last < first or wanted not in (None, last - first):
+            raise damaged(f"the place of the tensor {name[:80]} is wrong", file.url)
+        at = last
+    if at != file.size - 8 - length:
+        raise damaged("its tensors do not fill it", file.url)
+    return 8 + length, entries
+
+
+def damaged(why: str, where: str) -> ValidationError:
+    """Return the error that a file of tensors is none."""
+    return ValidationError(
+        f"the weights are damaged: {printable(why)[:200]}",
+        where=where,
+        fix="restore the file from a copy, or remove it to have it fetched again",
+    )
 
 
 class SafeTensors:

@@ -11,7 +11,7 @@ from olm_data.bounded_json import JsonObject, decode_object
 from olm_data.errors import OlmError, UsageError
 from olm_data.mixture.lock import Lock
 from olm_train.checkpoint.documents import tokenizer_of_data
-from olm_train.extensions.hf.families import Family, family_of_config
+from olm_train.extensions.hf.table import Family, family_of_config
 from olm_train.model.config import DecoderConfig
 
 _QWEN2_PATTERN = (

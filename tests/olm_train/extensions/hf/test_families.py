@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.hf_models import MODELS, hf_fields, hf_model
 
 from olm_data.errors import InputError, UsageError
-from olm_train.extensions.hf.families import FAMILIES, canonical, family_of_config, family_of_hf
 from olm_train.extensions.hf.fields import nested
+from olm_train.extensions.hf.table import FAMILIES, canonical, family_of_config, family_of_hf
 from olm_train.model.config import DecoderConfig
 from olm_train.model.rope import Llama3Scaling, PositionInterpolation, YaRNScaling
 

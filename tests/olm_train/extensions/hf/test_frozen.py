@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from support.frozen_hf_models import FROZEN, MODELS, TOKENS
 
-from olm_train.extensions.hf.families import FAMILIES, family_of_hf
+from olm_train.extensions.hf.table import FAMILIES, family_of_hf
 from olm_train.model.decoder import Decoder
 
 LARGEST = 40_000  # bytes of a folder

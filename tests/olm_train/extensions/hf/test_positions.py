@@ -11,8 +11,7 @@ import torch
 from support.hf_models import LINEAR, LLAMA3, YARN, hf_fields, hf_model
 
 from olm_data.errors import InputError, UsageError
-from olm_train.extensions.hf.families import family_of_hf
-from olm_train.extensions.hf.table import GEMMA3, LLAMA, OLMO3
+from olm_train.extensions.hf.table import GEMMA3, LLAMA, OLMO3, family_of_hf
 from olm_train.model.config import DecoderConfig
 from olm_train.model.rope import (
     Llama3Scaling,

@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 
 from olm_data.errors import InputError, ValidationError
 from olm_data.storage.store import Store
-from olm_train.extensions.hf import ranged
-from olm_train.extensions.hf.ranged import RangedFile
-from olm_train.extensions.hf.weights import SafeTensors
+from olm_train.extensions.hf import weights as ranged
+from olm_train.extensions.hf.weights import RangedFile, SafeTensors
 
 NAME = "model.safetensors"
 

@@ -14,7 +14,7 @@ from support.tokenizer_kinds import SPLITS, added, bpe, unigram, variant_of, wor
 from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.errors import InputError, ValidationError
 from olm_data.tokenizer.tokenizer import spec_from_bytes
-from olm_train.extensions.hf.families import FAMILIES, Family, family_of_hf
+from olm_train.extensions.hf.table import FAMILIES, Family, family_of_hf
 from olm_train.extensions.hf_export.family import family_to_export
 from olm_train.extensions.hf_export.tokenizer_files import TokenizerFiles, prove, tokenizer_files
 from olm_train.model.config import DecoderConfig
