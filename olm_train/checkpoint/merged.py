@@ -282,7 +282,7 @@ def _write(checkpoints: Sequence[Checkpoint], found: Sequence[float], folder: Pa
     of = checkpoints[-1].index.tensors
     tensors = {name: of[name] for name in sorted(of) if name.startswith("model.")}
     boxes = {
-        name: Box(name, entry.torch_dtype, (0,) * len(entry.shape), entry.shape)
+        name: Box(name, entry.torch_dtype, entry.shape)
         for name, entry in tensors.items()
         if entry.elements
     }
@@ -290,7 +290,7 @@ def _write(checkpoints: Sequence[Checkpoint], found: Sequence[float], folder: Pa
     with TensorsFile(folder / name, list(boxes.values())) as file:
         for box in boxes.values():
             start = file.add(_mean(checkpoints, found, box.tensor))
-            chunks = (Chunk(0, start, box.offsets, box.shape),)
+            chunks = (Chunk(0, start, (0,) * len(box.shape), box.shape),)
             tensors[box.tensor] = msgspec.structs.replace(tensors[box.tensor], chunks=chunks)
     held = checkpoints[-1].index.values.items()
     values = {name: value for name, value in held if name.startswith("model.")}

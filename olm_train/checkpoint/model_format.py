@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -104,69 +105,38 @@ class ForeignModel(ABC):
         """
 
 
-class ModelFormat(ABC):
+@dataclass(frozen=True, kw_only=True)
+class ModelFormat:
     """How models of another program are found, opened and trained from.
+
+    Rank 0 hands it to the others, so its parts are functions of a module.
 
     Attributes:
         free: fields of a shape that such a model does not have, as they are not of its maths.
+        claims: whether such a model is meant by a place, or lies there. Raises UsageError or
+            StorageError where the address is none, or the store cannot be reached.
+        pinned: the place as it means the same to every rank and later.
+        may_change: whether an address means another model later, so that a run keeps the pinned
+            one.
+        open: the model at a pinned place; an InputError says why our decoder cannot be it.
+        canonical: the same model with defaults filled in, and without what is not of its maths.
+        begin: checks the model at `policy.path` for a module, a lock of the data if there is one,
+            and a save folder; every rank calls it. The last argument prints a line, on rank 0.
     """
 
     free: tuple[str, ...]
-
-    @abstractmethod
-    def claims(self, place: str) -> bool:
-        """Whether such a model is meant by a place, or lies there.
-
-        Raises:
-            UsageError, StorageError: the address is none, or the store cannot be reached.
-        """
-
-    @abstractmethod
-    def pinned(self, place: str) -> str:
-        """Return a place as it means the same to every rank and later."""
-
-    @abstractmethod
-    def may_change(self, place: str) -> bool:
-        """Whether an address means another model later, so that a run keeps the pinned one."""
-
-    @abstractmethod
-    def open(self, place: str) -> ForeignModel:
-        """Open the model at a pinned place.
-
-        Raises:
-            InputError: our decoder cannot be that model; names why.
-        """
-
-    @abstractmethod
-    def canonical(self, config: DecoderConfig) -> DecoderConfig:
-        """Return the same model with defaults filled in, and without what is not of its maths."""
-
-    @abstractmethod
-    def begin(
-        self,
-        policy: LoadPolicy,
-        module: TrainModule,
-        lock: Lock | None,
-        save_folder: str,
-        say: Callable[[str], None],
-    ) -> Beginning:
-        """Check the model at `policy.path`; every rank calls it.
-
-        Args:
-            module: to train.
-            lock: of the data; None: there is none, and the tokenizer cannot be compared.
-            save_folder: of the run.
-            say: prints a line, on rank 0.
-
-        Raises:
-            OlmError: a run cannot begin with it; names why.
-        """
+    claims: Callable[[str], bool]
+    pinned: Callable[[str], str]
+    may_change: Callable[[str], bool]
+    open: Callable[[str], ForeignModel]
+    canonical: Callable[[DecoderConfig], DecoderConfig]
+    begin: Callable[[LoadPolicy, TrainModule, Lock | None, str, Callable[[str], None]], Beginning]
 
 
 def format_of(place: str) -> ModelFormat | None:
     """Return the format that claims a place, None: no other program's model is there."""
     for name in plugins.names(GROUP):
-        known: ModelFormat = plugins.load(GROUP, name)()
+        known: ModelFormat = plugins.load(GROUP, name)
         if known.claims(place):
             return known
     return None

@@ -53,12 +53,12 @@ def tensors_file(rank: int) -> str:
 
 
 class Box(NamedTuple):
-    """A part of a tensor: the tensor's name, the dtype, where it begins in it, its shape."""
+    """A part of a tensor: the tensor's name, the dtype, its shape, where it begins in it."""
 
     tensor: str
     dtype: torch.dtype
-    offsets: tuple[int, ...]
     shape: tuple[int, ...]
+    offsets: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -95,9 +95,14 @@ class TensorsFile:
         """Write the elements of the next box row by row; return where they begin."""
         assert self._file is not None
         start = self._file.tell()
-        plain = tensor.detach().cpu().resolve_conj().contiguous().reshape(-1)
-        self._file.write(plain.view(torch.uint8).numpy().data)
+        self._file.write(bytes_of(tensor))
         return start
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the elements of a tensor row by row, as they lie in a file."""
+    plain = tensor.detach().cpu().resolve_conj().contiguous().reshape(-1)
+    return plain.view(torch.uint8).numpy().data
 
 
 def _header(boxes: Sequence[Box]) -> bytes:
@@ -191,7 +196,7 @@ def _box(item: WriteItem) -> Box:
     assert data is not None  # values were taken out before the plan
     name, dtype = item.index.fqn, data.properties.dtype
     dtype_name(dtype, name)
-    return Box(name, dtype, tuple(data.chunk.offsets), tuple(data.chunk.sizes))
+    return Box(name, dtype, tuple(data.chunk.sizes), tuple(data.chunk.offsets))
 
 
 def dtype_name(dtype: torch.dtype, tensor: str) -> str:

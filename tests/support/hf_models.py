@@ -163,9 +163,9 @@ def theirs_of(family: Family, model: Decoder) -> dict[str, Tensor]:
     """Return the tensors of theirs that our model is."""
     values = dict(model.named_parameters())
     return {
-        name: value
+        part.name: part.of(values[each.ours].detach()[part.ours])
         for each in family.tensors(model.config)
-        for name, value in each.to_theirs(values[each.ours].detach())
+        for part in each.parts
     }
 
 

@@ -10,7 +10,7 @@ checkpoints of the run too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -19,15 +19,11 @@ from torch import Tensor
 from olm_data.bounded_json import JsonObject
 from olm_data.config.hints import NonNegativeInt, PositiveInt
 from olm_data.decoding import convert
-from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.merged import Merge
 from olm_train.extensions.averaging.averaged_weights import (
+    AveragingCallback,
     Suffix,
-    evaluate,
-    is_evaluated,
-    refuse_same_name,
     weights_of,
-    write,
 )
 from olm_train.optim.averaging import RunningMean
 
@@ -43,7 +39,7 @@ class Average(msgspec.Struct, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class EMACallback(Callback):
+class EMACallback(AveragingCallback):
     """Saves an exponential moving average of the weights as `stepNNNNNNNN-ema`.
 
     Attributes:
@@ -54,7 +50,6 @@ class EMACallback(Callback):
         output_suffix: end of the folder's name.
     """
 
-    priority: ClassVar[int] = 2
     enabled: bool = True
     decay: Annotated[float, Meta(ge=0, lt=1)] = 0.999
     start_step: NonNegativeInt = 0
@@ -65,7 +60,6 @@ class EMACallback(Callback):
         super().__post_init__()
         self._average = Average(decay=self.decay)
         self._mean: RunningMean | None = None
-        self._failed = False
 
     def named_steps(self) -> dict[str, list[int]]:
         return {"start_step": [self.start_step + 1]}
@@ -85,7 +79,7 @@ class EMACallback(Callback):
         return ["average of the weights"] if self._is_due() else []
 
     def pre_train(self) -> None:
-        refuse_same_name(self)
+        super().pre_train()
         average, trainer = self._average, self.trainer
         if average.count and average.first + average.count - 1 != trainer.step:
             trainer.say(f"note: the average of the weights begins anew after step {trainer.step:,}")
@@ -112,9 +106,6 @@ class EMACallback(Callback):
         if self._is_due() and not self._failed:
             self._write(must=False)
 
-    def post_checkpoint_saved(self, folder: str) -> None:
-        self._failed = False  # the disk takes something again
-
     def post_train(self) -> None:
         if self._is_due(ended=True):
             self._write(must=True)
@@ -125,11 +116,11 @@ class EMACallback(Callback):
         ended |= step >= trainer.stop_step
         due = ended or (each is not None and step % each == 0)
         missing = due and average.count > 0 and average.written != step
-        return missing and not (ended and is_evaluated(trainer, self.output_suffix))
+        return missing and not (ended and self.is_evaluated())
 
     def _running(self) -> RunningMean:
         if self._mean is None:
-            self._mean = RunningMean(weights_of(self.trainer.train_module))
+            self._mean = self.new_mean()
         return self._mean
 
     def _write(self, *, must: bool) -> None:
@@ -141,11 +132,7 @@ class EMACallback(Callback):
             count=average.count,
             decay=self.decay,
         )
-        mean = self._running()
         ended = step >= self.trainer.stop_step
         otherwise = "it is tried again" if ended else f"no average of step {step:,} is saved"
-        if not write(self.trainer, mean, merge, self.output_suffix, must=must, otherwise=otherwise):
-            self._failed = True
-            return
-        if evaluate(self.trainer, mean, self.output_suffix, must=must):
+        if self.save(self._running(), merge, must=must, otherwise=otherwise):
             average.written = step

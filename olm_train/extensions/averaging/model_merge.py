@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, cast
+from typing import cast
 
 import msgspec
 from torch import Tensor
@@ -19,16 +19,11 @@ from torch import Tensor
 from olm_data.bounded_json import JsonObject
 from olm_data.config.hints import PositiveInt
 from olm_data.decoding import convert
-from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.merged import Merge
 from olm_train.extensions.averaging.averaged_weights import (
-    DEFAULT_SUFFIX,
+    AveragingCallback,
     Suffix,
-    evaluate,
-    is_evaluated,
-    refuse_same_name,
     weights_of,
-    write,
 )
 from olm_train.optim.averaging import RunningMean, Weighting, fraction
 
@@ -42,7 +37,7 @@ class Window(msgspec.Struct, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class ModelMergeCallback(Callback):
+class ModelMergeCallback(AveragingCallback):
     """Saves the mean of the weights after the last steps as `stepNNNNNNNN-merged`.
 
     Attributes:
@@ -57,19 +52,17 @@ class ModelMergeCallback(Callback):
         output_suffix: end of the folder's name.
     """
 
-    priority: ClassVar[int] = 2
     enabled: bool = True
     merge_step: list[PositiveInt] = field(default_factory=list)
     merge_interval: PositiveInt | None = None
     merge_last_n_steps: PositiveInt = 500
     weights: Weighting = "uniform"
-    output_suffix: Suffix = DEFAULT_SUFFIX
+    output_suffix: Suffix = "merged"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._windows: dict[int, Window] = {}  # by the step of the merge
         self._means: dict[int, RunningMean] = {}
-        self._failed = False
 
     def named_steps(self) -> dict[str, list[int]]:
         interval = [] if self.merge_interval is None else [self.merge_interval]
@@ -92,12 +85,12 @@ class ModelMergeCallback(Callback):
 
     def left_to_do(self) -> list[str]:
         ends = self._complete()
-        if ends and is_evaluated(self.trainer, self.output_suffix):
+        if ends and self.is_evaluated():
             return []
         return [f"merge of step {end:,}" for end in ends]
 
     def pre_train(self) -> None:
-        refuse_same_name(self)
+        super().pre_train()
         trainer, step = self.trainer, self.trainer.step
         for end, window in list(self._windows.items()):
             last = window.first + window.count - 1
@@ -128,9 +121,6 @@ class ModelMergeCallback(Callback):
     def evaluate(self) -> None:
         if not self._failed:
             self._finish(must=False)
-
-    def post_checkpoint_saved(self, folder: str) -> None:
-        self._failed = False  # the disk takes something again
 
     def post_train(self) -> None:
         self._finish(must=True)
@@ -172,7 +162,7 @@ class ModelMergeCallback(Callback):
 
     def _mean(self, end: int) -> RunningMean:
         if end not in self._means:
-            self._means[end] = RunningMean(weights_of(self.trainer.train_module))
+            self._means[end] = self.new_mean()
         return self._means[end]
 
     def _complete(self) -> list[int]:
@@ -182,22 +172,21 @@ class ModelMergeCallback(Callback):
         """Write and evaluate what is complete, and let go of it."""
         ends, trainer = self._complete(), self.trainer
         ended = trainer.step in ends and trainer.step >= trainer.stop_step
-        if ended and is_evaluated(trainer, self.output_suffix):  # by an earlier start
+        if ended and self.is_evaluated():  # by an earlier start
             ends.remove(trainer.step)
             self._drop(trainer.step)
         for end in ends:
-            window, mean = self._windows[end], self._mean(end)
+            window = self._windows[end]
             merge = Merge(
                 weights=cast("Weighting", window.weights),
                 first=window.first,
                 last=end,
                 count=window.count,
             )
-            if not write(trainer, mean, merge, self.output_suffix, must=must):
-                self._failed = True
-                return
-            if evaluate(trainer, mean, self.output_suffix, must=must):
+            if self.save(self._mean(end), merge, must=must):
                 self._drop(end)
+            elif self._failed:
+                return
 
     def _drop(self, end: int) -> None:
         del self._windows[end]

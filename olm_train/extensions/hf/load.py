@@ -90,7 +90,16 @@ class Opened(ForeignModel):
         return text_rules(self.place, tokenizer)
 
     def vocabulary_size(self, ids: int, vocabulary: Vocabulary) -> int:
-        return vocabulary_size(self, ids, vocabulary)
+        if ids > self.config.vocab_size and vocabulary == "keep":
+            raise UsageError(
+                f"the data has {ids:,} ids, and the model knows {self.config.vocab_size:,}",
+                where=self.place,
+                why="it has no rows for the others",
+                fix="tokenise with the tokenizer of the model, or, where that was only added to, "
+                "set trainer.load_vocabulary: extend, which begins new rows with the mean of the "
+                "old ones",
+            )
+        return max(ids, self.config.vocab_size)
 
 
 def open_model(place: str) -> Opened:
@@ -110,26 +119,6 @@ def open_model(place: str) -> Opened:
     with _at(f"{place}/{CONFIG}"):
         family = family_of_hf(fields)
         return Opened(place, family, family.config_from_hf(fields))
-
-
-def vocabulary_size(opened: Opened, ids: int, vocabulary: Vocabulary) -> int:
-    """Return the size of the vocabulary of the model to train.
-
-    Args:
-        ids: that the data may hold.
-
-    Raises:
-        UsageError: the model has fewer, and is to keep its own.
-    """
-    if ids > opened.config.vocab_size and vocabulary == "keep":
-        raise UsageError(
-            f"the data has {ids:,} ids, and the model knows {opened.config.vocab_size:,}",
-            where=opened.place,
-            why="it has no rows for the others",
-            fix="tokenise with the tokenizer of the model, or, where that was only added to, set "
-            "trainer.load_vocabulary: extend, which begins new rows with the mean of the old ones",
-        )
-    return max(ids, opened.config.vocab_size)
 
 
 def check_tokenizer(opened: Opened, rules: TokenizerRules, ours: bytes | None) -> str:

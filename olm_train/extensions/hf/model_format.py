@@ -1,17 +1,10 @@
 """Models of transformers as a format that runs begin with and commands open.
 
-The beginning of a run with the weights of a model of transformers.
-
     load_path -> pinned -> fetched, one process of a machine a file -> shape, tokenizer compared
               -> load: each rank fills what is at home on it -> origin: address, digests of files
 
-From the first checkpoint on the run needs none of these files.
-
-A decoder out of a folder or a repository, whoever wrote it.
-
-our own format (`model.save`, `olm-train export`)  -> `model/load.py`
-of transformers: folder, s3://..., hf://ORG/NAME   -> shape by its config.json -> filled
-                                                   -> (model, tokenizer), or the model
+From the first checkpoint on the run needs none of these files. `load_model` opens also what
+`model.save` or `olm-train export` wrote.
 """
 
 from __future__ import annotations
@@ -25,11 +18,11 @@ from olm_data.dataset.tokenizer import TOKENIZER, prompt_tokenizer
 from olm_data.errors import InputError, UsageError
 from olm_data.mixture.lock import Lock
 from olm_train.checkpoint.documents import Origin, relative_path, tokenizer_of_data
-from olm_train.checkpoint.model_format import Beginning, ForeignModel, ModelFormat
+from olm_train.checkpoint.model_format import Beginning, ModelFormat
 from olm_train.checkpoint.policy import LoadPolicy
 from olm_train.extensions.hf.family import FREE, canonical
 from olm_train.extensions.hf.fields import ours_of
-from olm_train.extensions.hf.load import Opened, check_tokenizer, fill, open_model, vocabulary_size
+from olm_train.extensions.hf.load import Opened, check_tokenizer, fill, open_model
 from olm_train.extensions.hf.source import (
     SCHEME,
     fetch,
@@ -127,7 +120,7 @@ def _same_shape(
         )
     theirs = opened.config
     ids = 0 if lock is None else lock.tokenizer.vocab_size
-    size = vocabulary_size(opened, ids, policy.vocabulary)
+    size = opened.vocabulary_size(ids, policy.vocabulary)
     ours = ours_of(canonical(config))
     wanted = {**dict.fromkeys(ours), **ours_of(theirs), "vocab_size": size}
     wrong = [
@@ -144,35 +137,21 @@ def _same_shape(
     return config
 
 
-class Transformers(ModelFormat):
-    """`hf://ORG/NAME[@REVISION]`, or a folder, local or remote."""
+def is_address(place: str) -> bool:
+    """Whether a place is a repository of the hub."""
+    return place.startswith(SCHEME)
 
-    free = FREE
 
-    def claims(self, place: str) -> bool:
-        return is_transformers(place)
-
-    def pinned(self, place: str) -> str:
-        return pinned(place)
-
-    def may_change(self, place: str) -> bool:
-        return place.startswith(SCHEME)
-
-    def open(self, place: str) -> ForeignModel:
-        return open_model(place)
-
-    def canonical(self, config: DecoderConfig) -> DecoderConfig:
-        return canonical(config)
-
-    def begin(
-        self,
-        policy: LoadPolicy,
-        module: TrainModule,
-        lock: Lock | None,
-        save_folder: str,
-        say: Callable[[str], None],
-    ) -> Beginning:
-        return from_transformers(policy, module, lock, save_folder, say)
+TRANSFORMERS = ModelFormat(
+    free=FREE,
+    claims=is_transformers,
+    pinned=pinned,
+    may_change=is_address,
+    open=open_model,
+    canonical=canonical,
+    begin=from_transformers,
+)
+"""`hf://ORG/NAME[@REVISION]`, or a folder, local or remote."""
 
 
 def load_model(

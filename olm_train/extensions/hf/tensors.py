@@ -9,13 +9,11 @@ a slice of some of the parts (`TensorMap.reads`): a rank reads only what is at h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from olm_data.errors import ValidationError, printable
 
 Slices = tuple[slice, ...]
 """One of each dimension, with a start, a stop and no step."""
@@ -113,24 +111,14 @@ class TensorMap:
 
         Args:
             target: takes the values; rows that pad a vocabulary become zeros.
-            read: gives blocks of theirs.
+            read: gives blocks of theirs, whose shapes were compared when the files were opened.
             where: as for `reads`.
-
-        Raises:
-            ValidationError: what is read has another shape.
         """
         reads = self.reads(where)
         if sum(each.target[0].stop - each.target[0].start for each in reads) < target.shape[0]:
             target.zero_()
         for each in reads:
             block = read(each.name, each.source)
-            wanted = tuple(s.stop - s.start for s in each.source)
-            if tuple(block.shape) != wanted:
-                raise ValidationError(
-                    f"the tensor {printable(each.name)} has another shape than the configuration "
-                    f"says: {list(block.shape)}, not {list(wanted)}",
-                    fix="use the config.json that belongs to these weights",
-                )
             target[each.target].copy_(block.T if each.transposed else block)
 
     def from_theirs(
@@ -140,11 +128,6 @@ class TensorMap:
         block = torch.empty([s.stop - s.start for s in self._whole(where)], dtype=dtype)
         self.fill(block, read, where)
         return block
-
-    def to_theirs(self, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Yield their tensors, made of ours: whole, with or without rows that pad a vocabulary."""
-        for part in self.parts:
-            yield part.name, part.of(value[part.ours])
 
     def _whole(self, where: Sequence[slice]) -> Slices:
         """Return one slice a dimension, with plain bounds."""

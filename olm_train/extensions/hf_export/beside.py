@@ -20,7 +20,7 @@ import msgspec
 
 from olm_data.bounded_json import decode
 from olm_data.errors import OlmError, said_by, shown
-from olm_data.model_receipt import Dtype, Verify
+from olm_train.extensions.hf_export.job import Options
 
 _GONE_SECONDS = 10.0
 """What a child gets to end that was asked to."""
@@ -31,10 +31,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     checkpoint: str
     output: str
-    dtype: Dtype
-    shard_bytes: int
-    check: Verify
-    template: str | None = None
+    options: Options
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,16 +134,9 @@ def _export(order: Order) -> str:
     from olm_train.checkpoint.load import open_checkpoint
     from olm_train.distributed.world import World
     from olm_train.extensions.hf_export.export import export
-    from olm_train.extensions.hf_export.job import Options
 
-    options = Options(
-        dtype=order.dtype,
-        shard_bytes=order.shard_bytes,
-        template=order.template,
-        check=order.check,
-    )
     found = open_checkpoint(order.checkpoint, World())
-    return export(found, order.output, options).receipt.model_class
+    return export(found, order.output, order.options).receipt.model_class
 
 
 if __name__ == "__main__":

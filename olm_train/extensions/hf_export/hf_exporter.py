@@ -27,7 +27,7 @@ from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.manifest import MANIFEST, Kind, folder_name, step_of
 from olm_train.extensions.hf_export.beside import Beside, Order
 from olm_train.extensions.hf_export.family import family_of_run
-from olm_train.extensions.hf_export.job import parse_size
+from olm_train.extensions.hf_export.job import Options, parse_size
 
 LOG = "hf-export.log"
 _LOOK_SECONDS = 0.2
@@ -197,7 +197,5 @@ class HFExporterCallback(Callback):
         return Order(
             checkpoint=f"{run}/{folder_name(step)}",
             output=f"{(self.output or f'{run}/hf').rstrip('/')}/{folder_name(step)}",
-            dtype=self.dtype,
-            shard_bytes=self._bytes,
-            check=self.verify,
+            options=Options(dtype=self.dtype, shard_bytes=self._bytes, check=self.verify),
         )

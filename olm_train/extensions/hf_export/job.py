@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -22,11 +22,11 @@ from olm_data.mixture.lock import Lock
 from olm_data.model_receipt import Claim, Dtype, Verify
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import LOCK, TOKENIZER
-from olm_train.checkpoint.tensors import read_rows
+from olm_train.checkpoint.tensors import Box, read_rows
 from olm_train.checkpoint.text_rules import CHAT_TEMPLATE
 from olm_train.extensions.hf.tensors import Part, TensorMap
 from olm_train.extensions.hf_export.family import family_to_export
-from olm_train.extensions.hf_export.shards import Planned, Shard, plan
+from olm_train.extensions.hf_export.shards import Shard, plan
 from olm_train.extensions.hf_export.tokenizer_files import TokenizerFiles, tokenizer_files
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
@@ -40,8 +40,7 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1
 _UNITS["GIB"] = 1 << 30
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a model is exported.
 
     Attributes:
@@ -143,7 +142,7 @@ class Job:
         )
 
     @cached_property
-    def tensors(self) -> list[tuple[Planned, TensorMap, Part]]:
+    def tensors(self) -> list[tuple[Box, TensorMap, Part]]:
         """Each tensor that is written, and the rows of ours that it is."""
         dtype, found = DTYPES[self.options.dtype], []
         # GPT-2 as it was published: mlx-lm knows no other names
@@ -152,9 +151,9 @@ class Job:
         for row in self.family.tensors(self.config):
             for part in row.parts:
                 name = part.name.removeprefix(prefix)
-                found.append((Planned(name, dtype, part.shape), row, part))
+                found.append((Box(name, dtype, part.shape), row, part))
                 if self.claim.tied_head:
-                    found += [(Planned(n, dtype, part.shape), row, part) for n in row.copies]
+                    found += [(Box(n, dtype, part.shape), row, part) for n in row.copies]
         return found
 
     @cached_property
@@ -193,7 +192,7 @@ class Job:
         return self.family.architecture
 
 
-def rounded(value: Tensor, planned: Planned) -> Tensor:
+def rounded(value: Tensor, planned: Box) -> Tensor:
     """Return a tensor in the dtype that is written.
 
     Raises:
@@ -205,7 +204,7 @@ def rounded(value: Tensor, planned: Planned) -> Tensor:
     wrong = int((~torch.isfinite(found)).sum())
     lost = bool(torch.isfinite(value).all())
     raise ValidationError(
-        f"{wrong:,} weights of {planned.name} are not finite" + " any more" * lost,
+        f"{wrong:,} weights of {planned.tensor} are not finite" + " any more" * lost,
         why=f"{str(planned.dtype)[6:]} has no numbers that large" if lost else None,
         fix="choose --dtype bfloat16 or float32" if lost else "choose an earlier checkpoint",
     )

@@ -12,43 +12,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from olm_data.errors import ValidationError, printable
 from olm_data.storage.disk import io_errors
+from olm_train.checkpoint.tensors import Box, TensorsFile, bytes_of
 
 MODEL, INDEX = "model.safetensors", "model.safetensors.index.json"
 METADATA = {"format": "pt"}
 """Of each header: readers want to know whose tensors they are, and some fail without it."""
-
-_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A tensor that is to be written: its name, dtype and shape."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        """How many elements it has."""
-        return prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        """How many bytes it takes."""
-        return self.elements * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -56,32 +33,17 @@ class Shard:
     """A file and the tensors in it, in their order."""
 
     file: str
-    tensors: tuple[Planned, ...]
-
-    def header(self) -> bytes:
-        """Return what comes before the tensors: its own length, and where each tensor lies."""
-        entries: dict[str, object] = {"__metadata__": METADATA}
-        start = 0
-        for each in self.tensors:
-            entries[each.name] = {
-                "dtype": _NAMES[each.dtype],
-                "shape": list(each.shape),
-                "data_offsets": [start, start + each.bytes],
-            }
-            start += each.bytes
-        text = json.dumps(entries, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)  # so that tensors begin at a multiple of 8
-        return len(text).to_bytes(8, "little") + text
+    tensors: tuple[Box, ...]
 
 
-def plan(tensors: Sequence[Planned], shard_bytes: int) -> list[Shard]:
+def plan(tensors: Sequence[Box], shard_bytes: int) -> list[Shard]:
     """Return the files for tensors, in their order.
 
     Args:
         tensors: all of them.
         shard_bytes: a file holds tensors of so many bytes at most, or a single larger one.
     """
-    groups: list[list[Planned]] = [[]]
+    groups: list[list[Box]] = [[]]
     size = 0
     for each in tensors:
         if groups[-1] and size + each.bytes > shard_bytes:
@@ -110,7 +72,7 @@ def index_of(shards: Sequence[Shard], parameters: int) -> bytes | None:
     size = sum(each.bytes for shard in shards for each in shard.tensors)
     value = {
         "metadata": {"total_parameters": parameters, "total_size": size},
-        "weight_map": {each.name: shard.file for shard in shards for each in shard.tensors},
+        "weight_map": {each.tensor: shard.file for shard in shards for each in shard.tensors},
     }
     return json.dumps(value, indent=2).encode() + b"\n"
 
@@ -131,17 +93,13 @@ def write_shard(folder: Path, shard: Shard, values: Iterable[Tensor]) -> dict[st
     """
     digests, given = {}, iter(values)
     path = folder / shard.file
-    with io_errors(str(path), writing=True), open(path, "wb") as file:
-        file.write(shard.header())
+    with io_errors(str(path), writing=True), TensorsFile(path, shard.tensors) as file:
         for each in shard.tensors:
             value = next(given)
-            assert (value.dtype, tuple(value.shape)) == (each.dtype, each.shape), each.name
-            data = _bytes_of(value)
-            file.write(data)
-            digests[each.name] = hashlib.sha256(data).hexdigest()
-            del value, data
-        file.flush()
-        os.fsync(file.fileno())
+            assert (value.dtype, tuple(value.shape)) == (each.dtype, each.shape), each.tensor
+            file.add(value)
+            digests[each.tensor] = hashlib.sha256(bytes_of(value)).hexdigest()
+            del value
     return digests
 
 
@@ -154,13 +112,13 @@ def read_back(folder: Path, shard: Shard) -> dict[str, str]:
     where, digests = str(folder / shard.file), {}
     try:
         with safe_open(where, framework="pt", device="cpu") as file:
-            if file.metadata() != METADATA or set(file.keys()) != {e.name for e in shard.tensors}:
+            if file.metadata() != METADATA or set(file.keys()) != {e.tensor for e in shard.tensors}:
                 raise ValidationError("the file holds other tensors than were written", where=where)
             for each in shard.tensors:
-                value = file.get_tensor(each.name)
+                value = file.get_tensor(each.tensor)
                 if (value.dtype, tuple(value.shape)) != (each.dtype, each.shape):
-                    raise ValidationError(f"{each.name} was written otherwise", where=where)
-                digests[each.name] = hashlib.sha256(_bytes_of(value)).hexdigest()
+                    raise ValidationError(f"{each.tensor} was written otherwise", where=where)
+                digests[each.tensor] = hashlib.sha256(bytes_of(value)).hexdigest()
                 del value
     except SafetensorError as error:
         raise ValidationError(
@@ -183,8 +141,3 @@ def refuse_other(written: Mapping[str, str], read: Mapping[str, str], where: str
             why="the disk or memory is faulty",
             fix="check the disk, and run the same command again",
         )
-
-
-def _bytes_of(value: Tensor) -> memoryview:
-    """Return the elements of a tensor row by row, little-endian."""
-    return value.contiguous().reshape(-1).view(torch.uint8).numpy().data

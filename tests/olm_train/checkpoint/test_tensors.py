@@ -61,7 +61,7 @@ def test_the_library_of_the_container_opens_the_file_of_a_rank(tmp_path: Path) -
 
 def test_boxes_of_one_tensor_have_names_of_their_own(tmp_path: Path) -> None:
     whole = torch.arange(12).reshape(6, 2)
-    boxes = [Box("w", whole.dtype, (at, 0), (3, 2)) for at in (0, 3)]
+    boxes = [Box("w", whole.dtype, (3, 2), (at, 0)) for at in (0, 3)]
     with TensorsFile(tmp_path / "x.safetensors", boxes) as file:
         for at in (0, 3):
             file.add(whole[at : at + 3])

@@ -11,7 +11,7 @@ from support.hf_models import MODELS, hf_model
 from torch import Tensor
 
 from olm_data.errors import InputError, UsageError, ValidationError
-from olm_train.extensions.hf.load import fill, open_model, vocabulary_size
+from olm_train.extensions.hf.load import fill, open_model
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder, build_decoder
 
@@ -105,8 +105,8 @@ def test_padding_of_the_vocabulary_is_zeros_and_new_rows_are_the_mean(tmp_path: 
 
 def test_the_vocabulary_is_kept_or_extended(tmp_path: Path) -> None:
     opened = open_model(str(saved(tmp_path)))
-    assert vocabulary_size(opened, 50, "keep") == 61
-    assert vocabulary_size(opened, 50, "extend") == 61
-    assert vocabulary_size(opened, 65, "extend") == 65
+    assert opened.vocabulary_size(50, "keep") == 61
+    assert opened.vocabulary_size(50, "extend") == 61
+    assert opened.vocabulary_size(65, "extend") == 65
     with pytest.raises(UsageError, match="the data has 65 ids, and the model knows 61"):
-        vocabulary_size(opened, 65, "keep")
+        opened.vocabulary_size(65, "keep")

@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from olm_data.errors import UsageError, ValidationError
+from olm_train.checkpoint.tensors import Box
 from olm_train.extensions.hf_export.job import parse_size, rounded
-from olm_train.extensions.hf_export.shards import Planned
 
 
 def test_weights_that_are_not_finite_in_the_dtype_are_refused() -> None:
     large = torch.tensor([1.0, 70_000.0])
     with pytest.raises(ValidationError, match="1 weights of w are not finite any more"):
-        rounded(large, Planned("w", torch.float16, (2,)))
+        rounded(large, Box("w", torch.float16, (2,)))
     with pytest.raises(ValidationError, match="1 weights of w are not finite"):
-        rounded(torch.tensor([1.0, torch.nan]), Planned("w", torch.float32, (2,)))
-    assert rounded(large, Planned("w", torch.bfloat16, (2,))).dtype == torch.bfloat16
+        rounded(torch.tensor([1.0, torch.nan]), Box("w", torch.float32, (2,)))
+    assert rounded(large, Box("w", torch.bfloat16, (2,))).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(

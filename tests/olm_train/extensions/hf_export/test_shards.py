@@ -13,10 +13,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from olm_data.errors import ValidationError
+from olm_train.checkpoint.tensors import Box
 from olm_train.extensions.hf_export.shards import (
     METADATA,
     MODEL,
-    Planned,
     Shard,
     index_of,
     plan,
@@ -30,7 +30,7 @@ TENSORS = {
     "b": torch.arange(5).to(torch.bfloat16),
     "c": torch.tensor([[1.5]], dtype=torch.float16),
 }
-PLANNED = [Planned(name, value.dtype, tuple(value.shape)) for name, value in TENSORS.items()]
+PLANNED = [Box(name, value.dtype, tuple(value.shape)) for name, value in TENSORS.items()]
 
 
 def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
 def test_a_file_holds_no_more_than_asked_for_but_a_single_larger_tensor(
     sizes: list[int], most: int
 ) -> None:
-    tensors = [Planned(f"t{n}", torch.float32, (size,)) for n, size in enumerate(sizes)]
+    tensors = [Box(f"t{n}", torch.float32, (size,)) for n, size in enumerate(sizes)]
     shards = plan(tensors, most)
     assert [each for shard in shards for each in shard.tensors] == tensors
     for number, shard in enumerate(shards, 1):
@@ -91,7 +91,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     write_shard(tmp_path, shard, iter(TENSORS.values()))
     with pytest.raises(ValidationError, match="holds other tensors"):
         read_back(tmp_path, Shard(MODEL, shard.tensors[:2]))
-    other = Planned("c", torch.float16, (1,))
+    other = Box("c", torch.float16, (1,))
     with pytest.raises(ValidationError, match="c was written otherwise"):
         read_back(tmp_path, Shard(MODEL, (*shard.tensors[:2], other)))
     (tmp_path / MODEL).write_bytes(b"no such file")
