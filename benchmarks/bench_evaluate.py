@@ -27,7 +27,7 @@ from olm_data.sources import SourceRequest, resolve_source
 from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_data.train_tokenizer import train_tokenizer
 from olm_train.distributed.world import World
-from olm_train.extensions.downstream.command import losses_of
+from olm_train.extensions.downstream.evaluation import losses_of
 from olm_train.extensions.downstream.tasks import TaskRequests
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder, build_decoder

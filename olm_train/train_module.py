@@ -239,14 +239,7 @@ class TransformerTrainModule(GradientStep):
         return check_ids(Batch.of(given), self.model_config.vocab_size).to(self.world.device)
 
     def _reduce(self, batch: Batch, reduce: Callable[[Head, Tensor], Any]) -> Any:
-        return self._forward(
-            batch.input_ids,
-            doc_start=batch.doc_start,
-            positions=batch.positions,
-            cu_seqlens=batch.cu_seqlens,
-            max_seqlen=batch.max_seqlen,
-            reduce=reduce,
-        )
+        return batch.through(self._forward, reduce)
 
     def _counts(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, valid labels and attention pairs of a batch, int64 scalars on its device."""

@@ -64,7 +64,7 @@ FLOORS = {
         ("train_module_base", "train_module_config", "loss_context"),
         ("estimate", "gradient_step"),
         ("train_module", "basic_train_module", "checkpoint"),
-        ("generate", "text_file"),
+        ("generate",),
         ("callbacks",),
         ("trainer",),
         ("run",),

@@ -124,6 +124,17 @@ class Batch:
         """Yield `input_ids` and `labels`, for loops that want no more."""
         return iter((self.input_ids, self.labels))
 
+    def through(self, model: Callable[..., Any], reduce: Callable[[Any, Tensor], Any]) -> Any:
+        """Return what `reduce(head, states)` makes of what a decoder makes of the batch."""
+        return model(
+            self.input_ids,
+            doc_start=self.doc_start,
+            positions=self.positions,
+            cu_seqlens=self.cu_seqlens,
+            max_seqlen=self.max_seqlen,
+            reduce=reduce,
+        )
+
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on `device`; the copy runs in the background if the memory is pinned."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))

@@ -139,8 +139,8 @@ def same(found: Sink, wanted: Sink, *, digits: int = 12) -> bool:
 
 PATIENT = """
 import runpy
-from olm_train.extensions.tracking.feeder import Limits
-Limits.__init__.__kwdefaults__.update(open=600, log=600, close=600)
+from olm_train.extensions.tracking import callback
+callback.PATIENCE = 600.0
 runpy.run_module("olm_train.run", run_name="__main__", alter_sys=True)
 """
 """A run on a machine so slow that a tracker that works may take longer than it ever should."""

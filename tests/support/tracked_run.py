@@ -14,7 +14,7 @@ from pathlib import Path
 from support.runs import build_trainer
 
 from olm_train.callbacks.base import Callback
-from olm_train.extensions.tracking.feeder import Limits
+from olm_train.extensions.tracking import callback
 
 SECONDS = 0.25
 
@@ -32,7 +32,7 @@ class Killed(Callback):
 
 
 if __name__ == "__main__":
-    Limits.__init__.__kwdefaults__.update(open=600, log=600, close=600)  # a slow machine hangs not
+    callback.PATIENCE = 600.0  # a slow machine hangs not
     lock, folder, step = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     on = [f"--trainer.callbacks.{name}={{}}" for name in sys.argv[4:]]
     log_each = "--trainer.metrics_collect_interval=1"

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -28,6 +28,7 @@ from olm_train.checkpoint.folders import complete_folders
 from olm_train.checkpoint.manifest import MANIFEST, Manifest
 from olm_train.checkpoint.model_format import format_of
 from olm_train.checkpoint.portable import TrainedModel, open_portable
+from olm_train.extensions.downstream.evaluation import Evaluation
 from olm_train.model.decoder import Decoder
 from olm_train.model.weights_folder import is_exported
 from olm_train.stop import Stop
@@ -37,27 +38,6 @@ T = TypeVar("T")
 LOCAL_SECONDS, REMOTE_SECONDS = 2.0, 30.0
 """Between two looks at a run's folder."""
 TAKEOVER_SECONDS = 60.0
-
-
-class Data(Protocol):
-    """Data that models are evaluated on, as `command.Evaluation` opens them."""
-
-    @property
-    def places(self) -> Mapping[str, bool]:
-        """The data as they were given, and whether each is a task."""
-
-    def measured(self) -> Mapping[str, Measured]:
-        """Return what each of them is, and how it is measured, by place."""
-
-    def results(
-        self,
-        model: Decoder,
-        names: Sequence[str] | None = None,
-        *,
-        against: Decoder | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> Mapping[str, Mapping[str, float]] | None:
-        """Return the metrics of a model by place; None where `stop` said so."""
 
 
 @dataclass
@@ -77,7 +57,7 @@ class Watch:
     """
 
     run: str
-    open_data: Callable[[TrainedModel], Data]
+    open_data: Callable[[TrainedModel], Evaluation]
     say: Callable[[str], None]
     stop: Stop
     against: tuple[Decoder, str] | None = None
@@ -87,7 +67,7 @@ class Watch:
     def __post_init__(self) -> None:
         self._store = Store(self.run)
         self._results = self._store.child(EVAL)
-        self._data: Data | None = None
+        self._data: Evaluation | None = None
         self._wanted: dict[str, Measured] = {}
         self._places: dict[str, str] = {}
         self._told: set[str] = set()

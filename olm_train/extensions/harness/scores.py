@@ -107,12 +107,5 @@ def _sums(model: Decoder, batch: Batch, offsets: Tensor) -> Tensor:
             both[1, places] = (logits.argmax(dim=-1) != wanted).float()
         return both
 
-    both = model(
-        batch.input_ids,
-        doc_start=batch.doc_start,
-        positions=batch.positions,
-        cu_seqlens=batch.cu_seqlens,
-        max_seqlen=batch.max_seqlen,
-        reduce=reduce,
-    )
+    both = batch.through(model, reduce)
     return torch.stack([sum_by_piece(each, labels, offsets)[0] for each in both]).cpu()

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal
 from olm_data.bounded_json import JsonObject
 from olm_data.redaction import redacted
 from olm_data.run_log.follow import LoggedStep
-from olm_data.run_log.metric_names import WATCHED_STEP
 
 Ending = Literal["finished", "stopped", "failed"]
 """How a run left: it is done; it will be gone on with; an error ended it."""
@@ -42,18 +41,6 @@ class TrackedRun:
     cancel: Callable[[str], None] = lambda why: None
 
 
-class RowsLost(Exception):
-    """A client took steps that are not there, as on a full disk, and said nothing.
-
-    Args:
-        step: the last one that is there.
-    """
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"it has lost what came after step {step:,}")
-        self.step = step
-
-
 class Tracker(ABC):
     """A replica of a run's log. All methods are called in one thread, which they may hold up.
 
@@ -62,9 +49,13 @@ class Tracker(ABC):
 
     Attributes:
         name: as in `trainer.callbacks` and `--to`.
+        any_order: it takes rows of steps before its last one: evaluations made beside the run.
+        by_arrival: `truncate` removes also such rows that came after those of later steps.
     """
 
     name: ClassVar[str]
+    any_order: ClassVar[bool] = False
+    by_arrival: bool = False
 
     @abstractmethod
     def open(self, key: str | None, logged: int) -> str:
@@ -92,29 +83,6 @@ class Tracker(ABC):
     def log(self, steps: list[LoggedStep]) -> None:
         """Take steps, ascending. A step that is there already brings a late evaluation of it."""
 
-    def log_earlier(self, steps: list[LoggedStep], last: int, complete: bool) -> list[int]:
-        """Take evaluations that were made beside the run, of steps that are there, in any order.
-
-        By default they come behind the last row, each with its own step as the metric
-        `watched/step`, once no other row comes.
-
-        Args:
-            last: the step that was logged last.
-            complete: the run has finished.
-
-        Returns:
-            Of each that it took, the first ones of `steps`: the step that it lies at. Where the run
-            goes back to one before, it comes again.
-        """
-        if not complete:
-            return []
-        ahead = [
-            LoggedStep(step=last + n, time=step.time, metrics=with_own_step(step))
-            for n, step in enumerate(steps, 1)
-        ]
-        self.log(ahead)
-        return [step.step for step in ahead]
-
     def alert(self, title: str, text: str, level: Level) -> None:  # noqa: B027  # may do nothing
         """Tell who watches the run. Texts hold no credentials."""
 
@@ -123,17 +91,13 @@ class Tracker(ABC):
         return None
 
     @abstractmethod
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: Ending) -> int | None:
         """Return when everything has arrived.
 
-        Raises:
-            RowsLost: it has not; it is opened once more, and gets what is missing.
+        Returns:
+            None; or the last step that is there, where the client lost later ones, as on a full
+            disk, and said nothing: it is opened once more, and gets what is missing.
         """
-
-
-def with_own_step(step: LoggedStep) -> dict[str, float]:
-    """Return the metrics of an evaluation that lies at another step than its own."""
-    return {**step.metrics, WATCHED_STEP: step.step}
 
 
 def without_secrets(value: Any) -> Any:

@@ -16,7 +16,7 @@ from olm_data.run_log.log import METRICS
 from olm_train.callbacks.base import Callback
 from olm_train.distributed.preempt import Preempted
 from olm_train.extensions.tracking.base import Ending, TrackedRun, Tracker, without_secrets
-from olm_train.extensions.tracking.feeder import Feeder, Limits, is_behind
+from olm_train.extensions.tracking.feeder import PATIENCE, Feeder, is_behind
 
 ConfigValues = Mapping[str, str | int | float | bool]
 """What a tracker shows as the configuration of a run, by name."""
@@ -44,7 +44,8 @@ class TrackerCallback(Callback):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.limits = Limits()
+        self.patience = PATIENCE
+        self._failure: tuple[str, str] | None = None
         self._feeder: Feeder | None = None
         self._key: str | None = None
         self._ending: Ending = "stopped"
@@ -112,10 +113,10 @@ class TrackerCallback(Callback):
             say=trainer.say,
             cancel=self._cancel,
             cancel_interval=self.check_interval(),
-            limits=self.limits,
+            patience=self.patience,
             save_folder=trainer.save_folder,
         )
-        self._ending = "stopped"
+        self._ending, self._failure = "stopped", None
         self._feeder.start()
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -136,14 +137,13 @@ class TrackerCallback(Callback):
     def on_error(self, error: BaseException) -> None:
         if not isinstance(error, Preempted):
             self._ending = "failed"
-            if self._feeder is not None:
-                title = f"{self.name or self.trainer.work_dir.name} failed"
-                self._feeder.alert(title, f"{type(error).__name__}: {error}", "error")
+            title = f"{self.name or self.trainer.work_dir.name} failed"
+            self._failure = title, f"{type(error).__name__}: {error}"
 
     def close(self) -> None:
         if self._feeder is not None:
             feeder, self._feeder = self._feeder, None
-            feeder.close(self._ending)
+            feeder.close(self._ending, self._failure)
 
     def _cancel(self, why: str) -> None:
         self.trainer.cancel_run(why, by=self.kind)

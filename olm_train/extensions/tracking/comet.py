@@ -11,29 +11,25 @@ from __future__ import annotations
 import os
 import uuid
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import ClassVar
 
 from olm_data.extras import needs
 from olm_data.run_log.follow import LoggedStep
+from olm_data.run_log.metric_names import WATCHED_STEP
+from olm_train.callbacks.notice import Event, NotificationSetting
 from olm_train.extensions.tracking.base import Ending, Level, TrackedRun, Tracker, without_secrets
 from olm_train.extensions.tracking.callback import TaggedCallback
 from olm_train.extensions.tracking.comet_sinks import Archive, Metric, Place, Server, Sink, flat
 
+ENDED: dict[Ending, tuple[str, Event]] = {
+    "finished": ("completed", Event.finished),
+    "stopped": ("stopped", Event.stalled),  # no end: it goes on later
+    "failed": ("failed", Event.failed),
+}
+"""What Comet calls it, and the event of a run that it is for `notifications`."""
+BESIDE = WATCHED_STEP.removesuffix("step")
+"""Begins the name of what was found beside the run, at any earlier step."""
 OFF = ("DISABLE_AUTO_LOGGING", "1"), ("ERROR_TRACKING_ENABLE", "0"), ("DISABLE_ANNOUNCEMENT", "1")
-
-
-class CometNotificationSetting(StrEnum):
-    """Which e-mails Comet sends."""
-
-    none = "none"
-    """None."""
-    all = "all"
-    """At each start, at each end, and those of `end_only`."""
-    end_only = "end_only"
-    """When the run has finished or failed."""
-    failure_only = "failure_only"
-    """When it failed."""
 
 
 @dataclass(kw_only=True)
@@ -60,7 +56,7 @@ class CometCallback(TaggedCallback):
     package: ClassVar[str] = "comet_ml"
 
     workspace: str | None = None
-    notifications: CometNotificationSetting = CometNotificationSetting.none
+    notifications: NotificationSetting = NotificationSetting.none
     failure_tag: str = "failed"
     auto_resume: bool = True
 
@@ -72,6 +68,7 @@ class CometTracker(Tracker):
     """An experiment, found again by its key."""
 
     name = "comet"
+    any_order = True
 
     def __init__(self, run: TrackedRun, options: CometCallback) -> None:
         self._told, self._options = run, options
@@ -96,11 +93,12 @@ class CometTracker(Tracker):
         online = get_config().get_bool(None, "comet.start.online") is not False
         kind: type[Sink] = Server if online else Archive
         self._sink = kind(told.folder, key or self._new, place)
+        self.by_arrival = not online
         if key is None:
             self._sink.describe(told.name, flat(told.config))
         self._logged = logged if key else 0
         if not self._started:
-            self._notify("started", CometNotificationSetting.all)
+            self._notify("started", Event.start)
         self._started = True
         return self._sink.key
 
@@ -110,26 +108,17 @@ class CometTracker(Tracker):
         return min(step, self._logged)
 
     def log(self, steps: list[LoggedStep]) -> None:
-        self._send(steps, self._last)
-        for step in steps:
-            self._last |= dict.fromkeys(step.metrics, step.step)
-
-    def log_earlier(self, steps: list[LoggedStep], last: int, complete: bool) -> list[int]:
-        self._send(steps, {})
-        # the archive is cut at a place of the file, a server not at all
-        archive = isinstance(self._sink, Archive)
-        return [last if archive else step.step for step in steps]
-
-    def _send(self, steps: list[LoggedStep], there: dict[str, int]) -> None:
         assert self._sink is not None
         self._sink.send(
             [
                 Metric(name, value, step.step, round(1000 * step.time))
                 for step in steps
                 for name, value in step.metrics.items()
-                if step.step > there.get(name, 0)
+                if name.startswith(BESIDE) or step.step > self._last.get(name, 0)
             ]
         )
+        for step in steps:
+            self._last |= dict.fromkeys(step.metrics, step.step)
 
     def alert(self, title: str, text: str, level: Level) -> None:
         self._error = f"{title}: {text}"
@@ -140,19 +129,14 @@ class CometTracker(Tracker):
 
     def close(self, ending: Ending) -> None:
         assert self._sink is not None
-        settings = CometNotificationSetting
         if ending == "failed":
             self._sink.tag(self._options.failure_tag)
-            self._notify("failed", settings.all, settings.end_only, settings.failure_only)
-        elif ending == "finished":
-            self._notify("completed", settings.all, settings.end_only)
-        else:
-            self._notify("stopped", settings.all)
+        self._notify(*ENDED[ending])
         self._sink.close()
 
-    def _notify(self, status: str, *settings: CometNotificationSetting) -> None:
+    def _notify(self, status: str, event: Event) -> None:
         assert self._sink is not None
-        if self._options.notifications in settings:
+        if event in self._options.notifications.events:
             more = {"Step": str(max(self._last.values(), default=self._logged))}
             more |= {"Error": self._error} if self._error else {}
             self._sink.notify(f"Run {self._told.name} {status}", status, self._told.name, more)

@@ -1,7 +1,7 @@
 """The thread of one tracker: it reads the log and feeds it; what the tracker does stays in there.
 
-    training thread: wake, alert --(bounded queue)--> open -> truncate -> read -> log -> close
-                                                       ^------ pause <--- any error ---'
+    training thread: wake, close --> open -> truncate -> read -> log -> close
+                                      ^------ pause <--- any error ---'
 
 No metrics wait in memory: they lie in the log, so a tracker that falls behind loses nothing. How
 far each has come is in `tracking.json` of the run's folder, which is read and written here only:
@@ -13,28 +13,27 @@ from __future__ import annotations
 
 import json
 import math
-import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from olm_data.bounded_json import MalformedJson, Size, decode
-from olm_data.errors import ConflictError, printable
+from olm_data.errors import ConflictError, StorageError, printable
 from olm_data.redaction import redacted
 from olm_data.regular_files import read_regular
 from olm_data.run_log.follow import LoggedStep, StepReader, last_step, lines_of_step
 from olm_data.run_log.lines import malformed_log, replace_file
-from olm_data.run_log.metric_names import of_watched
+from olm_data.run_log.metric_names import WATCHED_STEP, of_watched
 from olm_data.run_log.watched import EVAL, WatchedEvaluation, WatchedTail
 from olm_data.storage.flock import locked
 from olm_data.storage.store import Store
-from olm_train.extensions.tracking.base import Ending, Level, RowsLost, Tracker
+from olm_train.extensions.tracking.base import Ending, Tracker
 
 T = TypeVar("T")
 
@@ -49,8 +48,10 @@ REMOTE_SECONDS = 30.0
 """Between two looks at what watchers left in a remote save folder."""
 INTERVAL = 0.5
 """Seconds between two looks at the log."""
+PATIENCE = 30.0
+"""Seconds that a call may take before it is said that it hangs; the end of the run waits as long
+for everything, and no longer."""
 LONGEST_PAUSE = 60.0
-MOST_ALERTS = 64
 LONGEST_ERROR = 400
 
 
@@ -90,20 +91,6 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     version: Literal[1] = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Seconds that a call of a tracker may take before it is said that it hangs.
-
-    Attributes:
-        open, log: training never waits for them.
-        close: the end of the run waits for everything, but not longer than this.
-    """
-
-    open: float = 30.0
-    log: float = 10.0
-    close: float = 30.0
-
-
 class Feeder:
     """Feeds a tracker from the log of a run.
 
@@ -115,7 +102,8 @@ class Feeder:
         say: takes a line for the user.
         cancel: is told why somebody on the tracker wants the run to end.
         cancel_interval: steps after which the tracker is asked, None: never.
-        limits: see there.
+        patience: seconds that a call may take before it is said that it hangs, and that `close`
+            waits for everything.
         save_folder: of the run, where it is another one: evaluations made beside the run are there.
 
     Attributes:
@@ -132,28 +120,26 @@ class Feeder:
         say: Callable[[str], None],
         cancel: Callable[[str], None] = lambda why: None,
         cancel_interval: int | None = None,
-        limits: Limits | None = None,
+        patience: float = PATIENCE,
         save_folder: str | None = None,
     ) -> None:
         self._tracker, self._folder, self._say, self._cancel = tracker, folder, say, cancel
-        self._limits, self._cancel_interval = limits or Limits(), cancel_interval
+        self._patience, self._cancel_interval = patience, cancel_interval
         self._begin = (step, lines_of_step(folder, step))
         self._key, self._lock = key, folder / f"tracking.{tracker.name}.lock"
         self._done = self._abandoned = False
         self.tracked: TrackerState | None = read_tracked(folder, tracker.name)
         if self.tracked is not None:
             keep = step if self.tracked.keep is None else min(step, self.tracked.keep)
-            self._write(msgspec.structs.replace(self.tracked, keep=keep))
+            self._write(replace(self.tracked, keep=keep))
         self._reader: StepReader | None = None  # None: the tracker is not open
         self._place = Store(save_folder or str(folder))
-        self._watched = self._tail()
-        self._earlier: dict[str, WatchedEvaluation] = {}  # by file name, not fed yet
         self._asked = step  # step at which the tracker was asked whether to cancel
         self._told: set[str] = set()
-        self._doing: tuple[str, float, float] | None = None  # call, its limit, since when
+        self._doing: tuple[str, float] | None = None  # call, since when
         self._ending: Ending | None = None
+        self._failure: tuple[str, str] | None = None
         self._wake, self._ended = threading.Event(), threading.Event()
-        self._alerts: queue.Queue[tuple[str, str, Level]] = queue.Queue(MOST_ALERTS)
         self._thread = threading.Thread(
             target=self._run, name=f"olm-track-{tracker.name}", daemon=True
         )
@@ -167,23 +153,20 @@ class Feeder:
     def wake(self) -> None:
         """The log has grown; tell the user if the tracker hangs."""
         self._wake.set()
-        if (doing := self._doing) is not None and time.monotonic() - doing[2] > doing[1]:
-            self._tell(doing[0], f"{doing[0]} takes longer than {doing[1]:g} seconds")
+        if (doing := self._doing) is not None and time.monotonic() - doing[1] > self._patience:
+            self._tell(doing[0], f"{doing[0]} takes longer than {self._patience:g} seconds")
 
-    def alert(self, title: str, text: str, level: Level) -> None:
-        """Tell who watches the run on the tracker, if it can be reached."""
-        try:
-            self._alerts.put_nowait((redacted(title), redacted(text), level))
-        except queue.Full:
-            self._tell("alerts", f"too many alerts wait, left out: {title}")
-        self._wake.set()
+    def close(self, ending: Ending, failure: tuple[str, str] | None = None) -> None:
+        """The log is complete: wait until the tracker has it, or its time is up.
 
-    def close(self, ending: Ending) -> None:
-        """The log is complete: wait until the tracker has it, or its time is up."""
+        Args:
+            failure: title and text for who watches the run on the tracker.
+        """
+        self._failure = None if failure is None else (redacted(failure[0]), redacted(failure[1]))
         self._ending = ending
         self._ended.set()
         self._wake.set()
-        self._thread.join(self._limits.close)
+        self._thread.join(self._patience)
         self._abandoned = True
         if not self._done:
             have, last = self.tracked.step if self.tracked else 0, last_step(self._folder)
@@ -199,6 +182,7 @@ class Feeder:
 
         Raises:
             ConflictError: another process feeds this tracker from this folder.
+            StorageError: the client lost rows, as on a full disk, and said nothing.
             Exception: whatever the tracker raises.
         """
         with locked(self._lock, wait=False) as handle:
@@ -210,38 +194,40 @@ class Feeder:
                 )
             self._ending = "finished"
             fed = self._feed()
-            try:
-                self._tracker.close(self._ending)
-            except RowsLost as error:
-                self._take_back(error.step)
-                raise
+            if (lost := self._close(self._ending)) is not None:
+                raise StorageError(
+                    f"{self._tracker.name} has lost what came after step {lost:,}",
+                    where=str(self._folder),
+                    fix="run the same command again: it goes on from there",
+                )
             return fed
 
     # ---- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         with locked(self._lock):
-            pause, again = 0.0, True
+            pause, tries = 0.0, 2
             while not self._abandoned:
-                ending = self._ending
+                ending, lost = self._ending, None
                 try:
                     self._feed()
-                    self._send_alerts()
                     pause = 0.0
                     if ending is not None:
-                        self._call("close", self._limits.close, self._tracker.close, ending)
-                        self._done = True
-                        return
+                        if self._failure is not None:
+                            self._call("alert", self._tracker.alert, *self._failure, "error")
+                        lost = self._close(ending)
+                        if lost is None:
+                            self._done = True
+                            return
+                        self._tell("rows", f"it has lost what came after step {lost:,}")
                 except Exception as error:
                     self._reader, pause = None, min(LONGEST_PAUSE, max(1.0, 2 * pause))
                     self._tell(type(error).__name__, f"{type(error).__name__}: {error}")
-                    if isinstance(error, RowsLost):
-                        self._take_back(error.step)
-                        if again and ending is not None:
-                            again = False
-                            continue
-                    if ending is not None:
+                if ending is not None:
+                    tries -= 1
+                    if lost is None or not tries:
                         return
+                    continue
                 self._ended.wait(max(pause, INTERVAL))
                 if not pause:
                     self._wake.wait()
@@ -252,83 +238,86 @@ class Feeder:
         reader, fed = self._reader or self._open(), 0
         steps = reader.read(complete=self._ending is not None)
         while batch := list(islice(steps, BATCH)):
-            self._call("log", self._limits.log, self._tracker.log, batch)
+            self._call("log", self._tracker.log, batch)
             fed += len(batch)
             self._take(batch[-1])
-        self._feed_earlier()
+        self._feed_late()
         return fed
 
-    def _feed_earlier(self) -> None:
-        """Hand over evaluations made beside the run, of steps that the tracker has."""
+    def _feed_late(self) -> None:
+        """Hand over evaluations made beside the run, of steps that the tracker has.
+
+        A tracker that takes rows in their order alone gets them behind the last one, each with its
+        own step as the metric `watched/step`, once the run has finished.
+        """
         assert self.tracked is not None
-        for found in self._watched.read(now=self._ending is not None):
+        for found in self._tail.read(now=self._ending is not None):
             fed = self.tracked.watched.get(found.file)
             if fed is None or fed.time != found.time:
-                self._earlier[found.file] = found
-        for name, why in self._watched.wrong.items():
+                self._late[found.file] = found
+        for name, why in self._tail.wrong.items():
             self._tell(name, f"{EVAL}/{name}: {why}")
-        known = [each for each in self._earlier.values() if each.step <= self.tracked.step]
+        last, watched = self.tracked.step, dict(self.tracked.watched)
+        known = [each for each in self._late.values() if each.step <= last]
+        rows = [_logged(each) for each in known]
+        if not self._tracker.any_order:
+            known = known if self._ending == "finished" else []
+            for number, row in enumerate(rows, 1):
+                row.metrics[WATCHED_STEP] = row.step
+                row.step = last + number
         if not known:
             return
-        log, rows = self._tracker.log_earlier, [_logged(each) for each in known]
-        complete = self._ending == "finished"  # no row of the log comes any more
-        at = self._call("log", self._limits.log, log, rows, self.tracked.step, complete)
-        watched = dict(self.tracked.watched)
-        for each, step in zip(known, at, strict=False):
-            watched[each.file] = TrackerCursor(self._earlier.pop(each.file).time, step)
-        self._write(msgspec.structs.replace(self.tracked, watched=watched))
+        self._call("log", self._tracker.log, rows)
+        for each, row in zip(known, rows, strict=True):
+            at = last if self._tracker.by_arrival else row.step
+            watched[each.file] = TrackerCursor(self._late.pop(each.file).time, at)
+        self._write(replace(self.tracked, watched=watched))
 
     def _open(self) -> StepReader:
-        """Connect, remove what lies beyond the run, and find where to go on."""
-        tracker, limit, tracked = self._tracker, self._limits.open, self.tracked
+        """Open the tracker where the run is; return what reads on from there."""
+        tracker, tracked = self._tracker, self.tracked
         key, logged = (tracked.key, tracked.step) if tracked else (self._key, 0)
-        key = self._call("open", limit, tracker.open, key, logged)
+        key = self._call("open", tracker.open, key, logged)
         keep = tracked.keep if tracked else self._begin[0]
         bound = last_step(self._folder) if keep is None else keep
-        there = self._call("open", limit, tracker.truncate, bound)
-        if tracked is not None and there == tracked.step:
-            lines = tracked.lines
-        elif there == self._begin[0]:
-            lines = self._begin[1]
-        else:
-            lines = lines_of_step(self._folder, there)
+        there = self._call("open", tracker.truncate, bound)
+        known = dict([self._begin, *([(tracked.step, tracked.lines)] if tracked else [])])
+        lines = known[there] if there in known else lines_of_step(self._folder, there)
         watched = tracked.watched if tracked else {}
         watched = {name: fed for name, fed in watched.items() if fed.at <= there}
         self._write(TrackerState(key=key, step=there, lines=lines, watched=watched))
-        self._watched, self._earlier = self._tail(), {}
-        self._reader = StepReader(self._folder, there, lines) if there <= bound else None
-        self._reader = self._reader or StepReader(self._folder, there + 1)
+        seconds = REMOTE_SECONDS if self._place.remote else INTERVAL
+        self._tail = WatchedTail(self._place, seconds)
+        self._late: dict[str, WatchedEvaluation] = {}  # by file name, not fed yet
+        beyond = there > bound
+        self._reader = StepReader(self._folder, there + beyond, 0 if beyond else lines)
         return self._reader
 
     def _take(self, last: LoggedStep) -> None:
         assert self.tracked is not None
-        self._write(msgspec.structs.replace(self.tracked, step=last.step, lines=last.lines))
+        self._write(replace(self.tracked, step=last.step, lines=last.lines))
         every = self._cancel_interval
         if every is not None and last.step - self._asked >= every:
             self._asked = last.step
-            if why := self._call("cancel check", self._limits.log, self._tracker.cancelled):
+            if why := self._call("cancel check", self._tracker.cancelled):
                 self._cancel(why)
 
-    def _take_back(self, step: int) -> None:
-        """Know that the tracker lacks what comes after a step."""
-        if self.tracked is not None and step < self.tracked.step:
-            lines = lines_of_step(self._folder, step)
-            self._write(msgspec.structs.replace(self.tracked, step=step, lines=lines))
-
-    def _tail(self) -> WatchedTail:
-        return WatchedTail(self._place, REMOTE_SECONDS if self._place.remote else INTERVAL)
-
-    def _send_alerts(self) -> None:
-        while not self._alerts.empty():
-            self._call("alert", self._limits.log, self._tracker.alert, *self._alerts.get())
+    def _close(self, ending: Ending) -> int | None:
+        """Close the tracker; return the last step that is there, if the client lost later ones."""
+        lost = self._call("close", self._tracker.close, ending)
+        self._reader = None
+        if lost is not None and self.tracked is not None and lost < self.tracked.step:
+            lines = lines_of_step(self._folder, lost)
+            self._write(replace(self.tracked, step=lost, lines=lines))
+        return lost
 
     def _write(self, tracked: TrackerState) -> None:
         if not self._abandoned:
             self.tracked = tracked
             write_tracked(self._folder, self._tracker.name, tracked)
 
-    def _call(self, what: str, limit: float, function: Callable[..., T], *arguments: object) -> T:
-        self._doing = (what, limit, time.monotonic())
+    def _call(self, what: str, function: Callable[..., T], *arguments: object) -> T:
+        self._doing = (what, time.monotonic())
         try:
             return function(*arguments)
         finally:

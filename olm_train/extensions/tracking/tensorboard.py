@@ -55,6 +55,7 @@ class TensorBoardTracker(Tracker):
     """Writes event files; what `log` returns for is on the disk."""
 
     name = "tensorboard"
+    any_order = True
 
     def __init__(self, run: TrackedRun) -> None:
         self._run = run
@@ -104,12 +105,7 @@ class TensorBoardTracker(Tracker):
                 for step in steps
             ]
         )
-        self._last = steps[-1].step
-
-    def log_earlier(self, steps: list[LoggedStep], last: int, complete: bool) -> list[int]:
-        self.log(steps)
-        self._last = last
-        return [step.step for step in steps]
+        self._last = max(self._last, steps[-1].step)
 
     def alert(self, title: str, text: str, level: Level) -> None:
         assert self._file is not None

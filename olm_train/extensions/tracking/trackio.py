@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from olm_data.extras import needs
 from olm_data.run_log.follow import LoggedStep
-from olm_train.extensions.tracking.base import Ending, Level, RowsLost, TrackedRun, Tracker
+from olm_train.extensions.tracking.base import Ending, Level, TrackedRun, Tracker
 from olm_train.extensions.tracking.callback import TrackerCallback
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class TrackioTracker(Tracker):
     """A run of trackio, found again by its name in the project."""
 
     name = "trackio"
+    any_order = by_arrival = True  # what the client drops of late rows comes again with later ones
 
     def __init__(self, run: TrackedRun, group: str | None = None) -> None:
         self._told, self._group = run, group
@@ -107,10 +108,6 @@ class TrackioTracker(Tracker):
             self._rows += step.step > self._top
             self._top = max(self._top, step.step)
 
-    def log_earlier(self, steps: list[LoggedStep], last: int, complete: bool) -> list[int]:
-        self.log(steps)
-        return [last] * len(steps)  # what the client drops of them comes again with later rows
-
     def alert(self, title: str, text: str, level: Level) -> None:
         from trackio import AlertLevel
 
@@ -118,21 +115,21 @@ class TrackioTracker(Tracker):
         with contextlib.redirect_stdout(sys.stderr):
             self._run.alert(title, text, AlertLevel(level))
 
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: Ending) -> int | None:
         from trackio.sqlite_storage import SQLiteStorage
 
         id = self._run.id if self._run is not None else ""
         self._finish()
         if any(os.environ.get(name) for name in SERVERS) or not self._rows:
-            return
+            return None
         path = SQLiteStorage.get_project_db_path(self._told.project)
         try:
             with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as file:
                 steps = _steps(file, id)
-        except sqlite3.Error as error:  # the disk is full: nobody knows what is there
-            raise RowsLost(self._there) from error
-        if sum(step > self._there for step in steps) < self._rows:
-            raise RowsLost(_whole(steps))
+        except sqlite3.Error:  # the disk is full: nobody knows what is there
+            return self._there
+        lacks = sum(step > self._there for step in steps) < self._rows
+        return _whole(steps) if lacks else None
 
     def _how_to_resume(self, key: str | None) -> str:
         """A process killed in its first second has a key, and trackio no row of it yet."""

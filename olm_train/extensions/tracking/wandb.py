@@ -2,7 +2,7 @@
 
 The server says which step it has last, so nothing is sent twice and no step is left out. Steps of
 lost weights are removed by `resume_from`; a server that refuses keeps them. A row is closed once it
-was sent: an evaluation that is made after a restart, or beside the run, comes with the next one.
+was sent: an evaluation that is made after a restart comes with the next one.
 Off: error reports of the client, machine facts, system metrics, console, code and git.
 
 Without a server each start makes a file of its own, in a folder named for its time. Here is read
@@ -32,10 +32,8 @@ from olm_data.run_log.metric_names import WATCHED_STEP, of_watched
 from olm_train.extensions.tracking.base import (
     Ending,
     Level,
-    RowsLost,
     TrackedRun,
     Tracker,
-    with_own_step,
     without_secrets,
 )
 from olm_train.extensions.tracking.callback import TaggedCallback
@@ -90,7 +88,6 @@ class WandBTracker(Tracker):
         self._last = self._there = 0
         self._logged = False
         self._late: dict[str, float] = {}  # of the last row, which was closed before they came
-        self._beside: dict[str, float] = {}  # an evaluation that waits for a row
 
     def open(self, key: str | None, logged: int) -> str:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when its service starts
@@ -98,7 +95,6 @@ class WandBTracker(Tracker):
             import wandb  # noqa: F401
 
         self._finish(0)
-        self._beside = {}
         # The client names its folder for the second: two starts in one would share it.
         while list(self._told.folder.glob(f"wandb/*run-{time.strftime(SECOND)}-{key}")):
             time.sleep(0.1)
@@ -133,28 +129,8 @@ class WandBTracker(Tracker):
                 self._run.summary.update(step.metrics)
                 self._late |= step.metrics
             else:
-                self._row(step.step, {**self._late, **self._beside, **step.metrics})
-                self._late = {}
-
-    def log_earlier(self, steps: list[LoggedStep], last: int, complete: bool) -> list[int]:
-        """Put one with the next row, which may say one step only; at the end each makes a row."""
-        at = list[int]()
-        for step in steps:
-            if self._beside and not complete:
-                break
-            self._flush()
-            self._beside = with_own_step(step)
-            at.append(self._last + 1)
-        return at
-
-    def _flush(self) -> None:
-        if self._beside:
-            self._row(self._last + 1, self._beside)
-
-    def _row(self, step: int, metrics: dict[str, float]) -> None:
-        assert self._run is not None
-        self._run.log(metrics, step=step, commit=True)
-        self._last, self._logged, self._beside = step, True, {}
+                self._run.log({**self._late, **step.metrics}, step=step.step, commit=True)
+                self._last, self._logged, self._late = step.step, True, {}
 
     def alert(self, title: str, text: str, level: Level) -> None:
         assert self._run is not None
@@ -169,9 +145,7 @@ class WandBTracker(Tracker):
         tags = wandb.Api(timeout=ASK_SECONDS).run(self._run.path).tags
         return self._options.cancelled_by(tags)
 
-    def close(self, ending: Ending) -> None:
-        if ending == "finished":
-            self._flush()
+    def close(self, ending: Ending) -> int | None:
         run, last = self._run, self._last
         self._finish(1 if ending == "failed" else 0)
         if run is not None and run.offline and self._logged:
@@ -179,8 +153,9 @@ class WandBTracker(Tracker):
             until = time.monotonic() + WRITE_SECONDS
             while (there := last_step(path)) < last:  # its service goes on writing
                 if time.monotonic() > until:  # and says nothing of a full disk
-                    raise RowsLost(there or self._there)
+                    return there or self._there
                 time.sleep(0.1)
+        return None
 
     def _init(self, key: str, **how: Any) -> wandb.Run:
         import wandb

@@ -11,7 +11,7 @@ from support.hf_twin import save_both
 from support.tokenizing import make_dataset, write_jsonl
 
 from olm_train.checkpoint.portable import open_portable
-from olm_train.extensions.downstream.command import Evaluation
+from olm_train.extensions.downstream.evaluation import Evaluation
 from olm_train.extensions.harness.model import OlmLM
 
 TEXTS = ["a", "the fox", "seven owls sleep while a dog jumps.\n", "def f(x):\n    return x", "über"]

@@ -149,7 +149,7 @@ def test_what_olm_train_evaluate_finds_is_what_the_log_says(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
     from olm_train.checkpoint.portable import open_portable
-    from olm_train.extensions.downstream.command import Evaluation
+    from olm_train.extensions.downstream.evaluation import Evaluation
 
     trainer_with(tiny_mixture, tmp_path, merge_last_n_steps=5).fit()
     held = str(tiny_mixture.parent / "held")

@@ -23,7 +23,8 @@ from olm_data.storage.store import Store
 from olm_train.checkpoint.portable import open_portable
 from olm_train.data.batch import Batch
 from olm_train.extensions.downstream import command as evaluate
-from olm_train.extensions.downstream.command import Evaluation, main
+from olm_train.extensions.downstream.command import main
+from olm_train.extensions.downstream.evaluation import Evaluation
 from olm_train.extensions.hf_export.command import main as export
 from olm_train.model.decoder import Decoder
 

@@ -24,7 +24,7 @@ from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_train.distributed.world import World
 from olm_train.evaluation.scoring import TaskScores
 from olm_train.extensions.downstream import tasks
-from olm_train.extensions.downstream.command import losses_of
+from olm_train.extensions.downstream.evaluation import losses_of
 from olm_train.extensions.downstream.tasks import TaskRequests, open_task
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder, build_decoder

@@ -26,7 +26,8 @@ from olm_data.storage.store import Store
 from olm_train.checkpoint.folders import complete_folders
 from olm_train.checkpoint.portable import TrainedModel
 from olm_train.extensions.downstream import watched_run
-from olm_train.extensions.downstream.command import Evaluation, main
+from olm_train.extensions.downstream.command import main
+from olm_train.extensions.downstream.evaluation import Evaluation
 from olm_train.extensions.downstream.watched_run import Watch, names_of
 from olm_train.stop import Stop
 

@@ -12,12 +12,13 @@ from support.tracked import MODES, logged, same, trained_beside, write_log
 
 from olm_data.run_log.follow import StepReader
 from olm_data.run_log.log import keep_until
+from olm_train.callbacks.notice import NotificationSetting
 from olm_train.extensions.tracking.callback import CANCEL_TAGS
-from olm_train.extensions.tracking.comet import CometCallback, CometNotificationSetting
-from olm_train.extensions.tracking.feeder import Feeder, Limits
+from olm_train.extensions.tracking.comet import CometCallback
+from olm_train.extensions.tracking.feeder import Feeder
 
 KEY = "abcdefghABCDEFGH0123456"
-PATIENT = Limits(open=300, log=300, close=300)
+PATIENT = 300.0
 """A slow machine is no server that hangs."""
 CONFIG = {"seed": 3, "model": {"width": 8, "tags": ["a", "b"]}}
 
@@ -36,12 +37,11 @@ def feed(run: Path, callback: CometCallback, step: int = 0, ending: str = "finis
     said: list[str] = []
     feeder = Feeder(
         callback.tracker(callback.tracked_run(run, CONFIG)), run, step=step, say=said.append,
-        cancel=said.append, cancel_interval=callback.check_interval(), limits=PATIENT,
+        cancel=said.append, cancel_interval=callback.check_interval(), patience=PATIENT,
     )  # fmt: skip
     feeder.start()
-    if ending == "failed":
-        feeder.alert("run failed", "ValueError: no", "error")
-    feeder.close(ending)  # type: ignore[arg-type]
+    failure = ("run failed", "ValueError: no") if ending == "failed" else None
+    feeder.close(ending, failure)  # type: ignore[arg-type]
     return said
 
 
@@ -130,10 +130,10 @@ def test_a_tag_given_there_ends_the_run(comet: CometService, tmp_path: Path, tag
     assert not any("experiment/tags" in path for path in comet.asked[asked:])
 
 
-@pytest.mark.parametrize("setting", CometNotificationSetting)
+@pytest.mark.parametrize("setting", NotificationSetting)
 @pytest.mark.parametrize("ending", ["finished", "stopped", "failed"])
 def test_mails_are_those_that_were_asked_for(
-    comet: CometService, tmp_path: Path, setting: CometNotificationSetting, ending: str
+    comet: CometService, tmp_path: Path, setting: NotificationSetting, ending: str
 ) -> None:
     write_log(tmp_path, range(1, 4))
     callback = CometCallback(name="n", notifications=setting, failure_tag="broken")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from olm_train.text_file import is_text_file
+from olm_train.extensions.downstream.evaluation import is_text_file
 
 
 @pytest.mark.parametrize(
