@@ -179,35 +179,11 @@ class LoadPolicy(Config):
         optim_state: take the optimiser's state from `path` too.
         vocabulary: of a model of transformers at `path`, where the data has more ids: `keep` is
             refused, `extend` adds rows.
-
-    Raises:
-        UsageError: a choice would have no effect.
     """
 
     strategy: LoadStrategy = LoadStrategy.if_available
-    strict: bool = False
-    path: str | None = None
-    trainer_state: bool = True
-    optim_state: bool = True
-    vocabulary: Vocabulary = "keep"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        never = self.strategy is LoadStrategy.never
-        for name, given in (("load_path", self.path is not None), ("load_strict", self.strict)):
-            if given and never:
-                raise UsageError(
-                    "has no effect with load_strategy `never`",
-                    where=name,
-                    why="a run that starts anew reads no checkpoint",
-                    fix="leave one of them out",
-                )
-        if self.path is None and self.vocabulary != "keep":
-            raise UsageError("has no effect without load_path", where="load_vocabulary")
-        if self.path is None and not (self.trainer_state and self.optim_state):
-            raise UsageError(
-                "load_trainer_state and load_optim_state have no effect without load_path",
-                where="load_path",
-                why="a run that goes on in its own save folder takes over all of its state",
-                fix="leave them out, or say what to begin with",
-            )
+    strict: Annotated[bool, Needs("strategy", unless=LoadStrategy.never)] = False
+    path: Annotated[str | None, Needs("strategy", unless=LoadStrategy.never)] = None
+    trainer_state: Annotated[bool, Needs("path")] = True
+    optim_state: Annotated[bool, Needs("path")] = True
+    vocabulary: Annotated[Vocabulary, Needs("path")] = "keep"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from torch.utils.checkpoint import (
 )
 
 from olm_data.config.convert import Config
-from olm_data.config.hints import PositiveInt, Proportion
+from olm_data.config.hints import Needs, PositiveInt, Proportion
 from olm_data.errors import UsageError
 
 DEAR = ("mm", "addmm", "bmm", "baddbmm")
@@ -46,18 +46,15 @@ class ActivationCheckpointingConfig(Config):
     """
 
     mode: Literal["none", "full", "selected_blocks", "selected_ops", "budget"] = "none"
-    block_interval: PositiveInt | None = None
-    activation_memory_budget: Proportion | None = None
+    block_interval: Annotated[PositiveInt | None, Needs("mode", value="selected_blocks")] = None
+    activation_memory_budget: Annotated[Proportion | None, Needs("mode", value="budget")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        needs = {"block_interval": "selected_blocks", "activation_memory_budget": "budget"}
-        for field, mode in needs.items():
-            given = getattr(self, field) is not None
-            if given and self.mode != mode:
-                raise _refusal(field, f"has no effect with mode {self.mode}", f"use mode: {mode}")
-            if not given and self.mode == mode:
-                raise _refusal(field, f"mode {mode} needs it", f"give {field}")
+        needed = {"selected_blocks": "block_interval", "budget": "activation_memory_budget"}
+        field = needed.get(self.mode)
+        if field is not None and getattr(self, field) is None:
+            raise UsageError(f"mode {self.mode} needs it", where=field, fix=f"give {field}")
 
     def check(self, *, compiling: bool) -> None:
         """Check that the blocks are compiled where the compiler is to choose.
@@ -102,7 +99,3 @@ def _keep_dear(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> Che
     if name in DEAR or any(part in name for part in ATTENTION):
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _refusal(field: str, what: str, fix: str | None) -> UsageError:
-    return UsageError(what, where=field, fix=fix)

@@ -15,7 +15,7 @@ import torch
 from msgspec import Meta
 
 from olm_data.config.convert import Config
-from olm_data.config.hints import NonNegativeInt, PositiveInt
+from olm_data.config.hints import Needs, NonNegativeInt, PositiveInt
 from olm_data.errors import UsageError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -30,6 +30,10 @@ class DataParallelType(StrEnum):
     """They are cut over groups of processes; each group holds a whole replica."""
     ddp = "ddp"
     """Each process holds all of them (DistributedDataParallel)."""
+
+
+_SHARDED = Needs("name", unless=DataParallelType.ddp)
+_REPLICAS = Needs("name", value=DataParallelType.hsdp)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +64,12 @@ class DataParallelConfig(Config):
 
     name: DataParallelType = DataParallelType.fsdp
     param_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    num_replicas: PositiveInt | None = None
-    shard_degree: PositiveInt | None = None
-    reshard_after_forward: bool | Annotated[int, Meta(ge=2)] = True
-    prefetch_factor: NonNegativeInt = 0
-    cpu_offload: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "name", DataParallelType(self.name))
-        self._refuse_useless()
+    reduce_dtype: Annotated[Literal["float32", "bfloat16"], _SHARDED] = "float32"
+    num_replicas: Annotated[PositiveInt | None, _REPLICAS] = None
+    shard_degree: Annotated[PositiveInt | None, _REPLICAS] = None
+    reshard_after_forward: Annotated[bool | Annotated[int, Meta(ge=2)], _SHARDED] = True
+    prefetch_factor: Annotated[NonNegativeInt, _SHARDED] = 0
+    cpu_offload: Annotated[bool, _SHARDED] = False
 
     @property
     def shards(self) -> bool:
@@ -125,26 +124,6 @@ class DataParallelConfig(Config):
                 where="train_module.dp_config.reshard_after_forward",
                 fix=f"one of {', '.join(map(str, divisors(shards)[1:]))}, true or false",
             )
-
-    def _refuse_useless(self) -> None:
-        """Refuse options that the strategy would pass over."""
-        own = {
-            DataParallelType.ddp: (
-                *("reduce_dtype", "num_replicas", "shard_degree", "reshard_after_forward"),
-                *("prefetch_factor", "cpu_offload"),
-            ),
-            DataParallelType.fsdp: ("num_replicas", "shard_degree"),
-            DataParallelType.hsdp: (),
-        }
-        for field in own[self.name]:
-            value = getattr(self, field)
-            if value != type(self).__dataclass_fields__[field].default:
-                why = ", which sums fp32 gradients" if field == "reduce_dtype" else ""
-                raise UsageError(
-                    f"has no effect with {self.name}{why}",
-                    where=field,
-                    fix=f"leave it out, or use name: {'hsdp' if self.shards else 'fsdp'}",
-                )
 
 
 def divisors(number: int) -> list[int]:

@@ -19,6 +19,7 @@ from olm_data.config.dump import as_dict
 from olm_data.config.hints import (
     FilePath,
     LocalPath,
+    Needs,
     NonNegativeFloat,
     NonNegativeInt,
     Parts,
@@ -53,6 +54,7 @@ from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
 from olm_train.trainer import Trainer
 
+_READS = Needs("load_strategy", unless=LoadStrategy.never)
 _CACHE_FOLDER = FilePath(os.path.expanduser(DEFAULT_FOLDER))
 
 
@@ -170,11 +172,11 @@ class TrainerConfig(Config):
     hard_stop: Duration | None = None
     metrics_collect_interval: PositiveInt = 5
     load_strategy: LoadStrategy = LoadStrategy.if_available
-    load_strict: bool = False
-    load_path: FilePath | None = None
-    load_trainer_state: bool = True
-    load_optim_state: bool = True
-    load_vocabulary: Vocabulary = "keep"
+    load_strict: Annotated[bool, _READS] = False
+    load_path: Annotated[FilePath | None, _READS] = None
+    load_trainer_state: Annotated[bool, Needs("load_path")] = True
+    load_optim_state: Annotated[bool, Needs("load_path")] = True
+    load_vocabulary: Annotated[Vocabulary, Needs("load_path")] = "keep"
     time_limit: PositiveFloat | Literal["slurm"] | None = None
     time_margin: NonNegativeFloat = 120.0
     max_rewinds: NonNegativeInt = 3
@@ -194,7 +196,6 @@ class TrainerConfig(Config):
                 where="single_writer",
                 fix="leave it out",
             )
-        self.load_policy()
 
     def lease_policy(self) -> LeasePolicy:
         """Return how the save folder is held."""

@@ -10,22 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET, UnsetType
-
+from olm_data.bounded_json import JsonObject
 from olm_data.errors import ValidationError
 from olm_data.tokenizer.byte_alphabet import byte_alphabet
-from olm_train.extensions.serve.protocol import (
-    Answer,
-    ChatChoice,
-    ChatLogprobs,
-    ChatMessageOut,
-    CompletionChoice,
-    CompletionLogprobs,
-    ParsedRequest,
-    TokenLogprob,
-    TopLogprob,
-    Usage,
-)
+from olm_train.extensions.serve.protocol import ParsedRequest
 from olm_train.extensions.serve.worker import Piece
 from olm_train.generate.engine import Scored
 from olm_train.generate.text import TextStream
@@ -67,19 +55,24 @@ class _Answers(ABC):
             raise ValidationError("the model gives non-finite logits")
         self._pieces[piece.number].append(piece)
 
-    @abstractmethod
-    def whole(self) -> Answer:
-        """Return the answer once all texts have ended."""
+    def whole(self) -> JsonObject:
+        """Return the answer to a request that is no stream, when all pieces are taken."""
+        choices = [self._whole(_joined(pieces)) for pieces in self._pieces]
+        return {**self._say(self.whole_object, *choices), "usage": self._usage()}
+
+    def _begin(self) -> Iterator[JsonObject]:
+        """Yield the choices of events that come before the first piece."""
+        return iter(())
 
     @abstractmethod
-    def _begin(self) -> Iterator[Answer]:
-        """Yield the events before all pieces."""
+    def _whole(self, piece: Piece) -> JsonObject:
+        """Return the choice of a whole text."""
 
     @abstractmethod
-    def _event(self, piece: Piece) -> Answer:
-        """Return the event of a piece that was just taken."""
+    def _event(self, piece: Piece) -> JsonObject:
+        """Return the choice of the next piece of a text."""
 
-    def events(self, pieces: Iterable[Piece], *, usage: bool) -> Iterator[Answer]:
+    def events(self, pieces: Iterable[Piece], *, usage: bool) -> Iterator[JsonObject]:
         """Yield the events of a stream.
 
         Args:
@@ -90,33 +83,31 @@ class _Answers(ABC):
         for piece in pieces:
             self.take(piece)
             if not begun:
-                yield from self._begin()
+                yield from (self._say(self.event_object, each) for each in self._begin())
                 begun = True
-            yield self._event(piece)
+            yield self._say(self.event_object, self._event(piece))
         if usage:
-            yield self._say(self.event_object, [], self._usage())
+            yield {**self._say(self.event_object), "usage": self._usage()}
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> JsonObject:
         requests = self._asked.requests
         # Texts of one prompt have the very same tuple: it counts once.
         prompts = sum(map(len, {id(each.prompt): each.prompt for each in requests}.values()))
         written = sum(pieces[-1].tokens for pieces in self._pieces if pieces)
-        return Usage(prompts, written, prompts + written)
+        return {
+            "prompt_tokens": prompts,
+            "completion_tokens": written,
+            "total_tokens": prompts + written,
+        }
 
-    def _say(
-        self,
-        kind: str,
-        choices: list[CompletionChoice] | list[ChatChoice],
-        usage: Usage | UnsetType = UNSET,
-    ) -> Answer:
-        return Answer(
-            id=self._id,
-            object=kind,
-            created=self._created,
-            model=self._model,
-            choices=choices,
-            usage=usage,
-        )
+    def _say(self, kind: str, *choices: JsonObject) -> JsonObject:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "choices": [*choices],
+        }
 
     def _text(self, token: int) -> str:
         """Return the text of a token as it is within one: some decoders drop a first space."""
@@ -169,42 +160,43 @@ class CompletionAnswer(_Answers):
         ]
         self._characters = [0] * len(asked.requests)  # of the tokens told so far
 
-    def whole(self) -> Answer:
-        choices = [self._choice(_joined(pieces), first=True) for pieces in self._pieces]
-        return self._say(self.whole_object, choices, self._usage())
+    def _whole(self, piece: Piece) -> JsonObject:
+        return self._choice(piece, first=True)
 
-    def _begin(self) -> Iterator[Answer]:
-        return iter(())
+    def _event(self, piece: Piece) -> JsonObject:
+        return self._choice(piece, first=len(self._pieces[piece.number]) == 1)
 
-    def _event(self, piece: Piece) -> Answer:
-        first = len(self._pieces[piece.number]) == 1
-        return self._say(self.event_object, [self._choice(piece, first=first)])
-
-    def _choice(self, piece: Piece, *, first: bool) -> CompletionChoice:
+    def _choice(self, piece: Piece, *, first: bool) -> JsonObject:
         asked, number = self._asked, piece.number
         prompt = asked.prompts[number] if asked.echo and first else ""
         logprobs = None
         if asked.requests[number].logprobs is not None:
             told = piece.prompt_scores[asked.begun[number] :]
             logprobs = self._logprobs(number, [*told, *piece.scores])
-        return CompletionChoice(number, prompt + piece.text, piece.finish, logprobs)
+        return {
+            "index": number,
+            "text": prompt + piece.text,
+            "finish_reason": piece.finish,
+            "logprobs": logprobs,
+        }
 
-    def _logprobs(self, number: int, scores: Sequence[Scored]) -> CompletionLogprobs:
+    def _logprobs(self, number: int, scores: Sequence[Scored]) -> JsonObject:
         offsets = []
         for score in scores:
             offsets.append(self._characters[number])
             self._characters[number] += len(self._streams[number].push(score.token))
-        return CompletionLogprobs(
-            tokens=[self._name(score.token) for score in scores],
-            token_logprobs=[score.logprob for score in scores],
-            top_logprobs=[
-                None
-                if score.logprob is None
-                else {self._name(token): value for token, value in reversed(score.top)}
-                for score in scores
+        tops = [
+            {self._name(token): value for token, value in reversed(score.top)} for score in scores
+        ]
+        return {
+            "tokens": [self._name(score.token) for score in scores],
+            "token_logprobs": [score.logprob for score in scores],
+            "top_logprobs": [
+                None if score.logprob is None else top
+                for score, top in zip(scores, tops, strict=True)
             ],
-            text_offset=offsets,
-        )
+            "text_offset": offsets,
+        }
 
 
 class ChatAnswer(_Answers):
@@ -212,50 +204,31 @@ class ChatAnswer(_Answers):
 
     whole_object, event_object = "chat.completion", "chat.completion.chunk"
 
-    def whole(self) -> Answer:
-        choices = []
-        for pieces in self._pieces:
-            piece = _joined(pieces)
-            choices.append(
-                ChatChoice(
-                    index=piece.number,
-                    message=ChatMessageOut(piece.text, "assistant"),
-                    finish_reason=piece.finish,
-                    logprobs=self._logprobs(piece),
-                )
-            )
-        return self._say(self.whole_object, choices, self._usage())
-
-    def _begin(self) -> Iterator[Answer]:
+    def _begin(self) -> Iterator[JsonObject]:
         for number in range(len(self._pieces)):
-            choice = ChatChoice(
-                index=number, delta=ChatMessageOut("", "assistant"), finish_reason=None
-            )
-            yield self._say(self.event_object, [choice])
+            delta = {"content": "", "role": "assistant"}
+            yield {"index": number, "delta": delta, "finish_reason": None, "logprobs": None}
 
-    def _event(self, piece: Piece) -> Answer:
-        choice = ChatChoice(
-            index=piece.number,
-            delta=ChatMessageOut(piece.text),
-            finish_reason=piece.finish,
-            logprobs=self._logprobs(piece),
-        )
-        return self._say(self.event_object, [choice])
+    def _whole(self, piece: Piece) -> JsonObject:
+        return self._choice(piece, "message", {"content": piece.text, "role": "assistant"})
 
-    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
-        if self._asked.requests[piece.number].logprobs is None:
-            return None
-        return ChatLogprobs(
-            [
-                TokenLogprob(
-                    token=self._text(score.token),
-                    logprob=score.logprob or 0.0,
-                    bytes=self._bytes(score.token),
-                    top_logprobs=[self._top(*each) for each in score.top],
-                )
-                for score in piece.scores
-            ]
-        )
+    def _event(self, piece: Piece) -> JsonObject:
+        return self._choice(piece, "delta", {"content": piece.text})
 
-    def _top(self, token: int, value: float) -> TopLogprob:
-        return TopLogprob(self._text(token), value, self._bytes(token))
+    def _choice(self, piece: Piece, name: str, message: JsonObject) -> JsonObject:
+        logprobs = None
+        if self._asked.requests[piece.number].logprobs is not None:
+            logprobs = {"content": [self._scored(score) for score in piece.scores]}
+        return {
+            "index": piece.number,
+            name: message,
+            "finish_reason": piece.finish,
+            "logprobs": logprobs,
+        }
+
+    def _scored(self, score: Scored) -> JsonObject:
+        top = [self._token(*each) for each in score.top]
+        return {**self._token(score.token, score.logprob or 0.0), "top_logprobs": top}
+
+    def _token(self, token: int, value: float) -> JsonObject:
+        return {"token": self._text(token), "logprob": value, "bytes": self._bytes(token)}

@@ -20,13 +20,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import click
 import msgspec
 
-from olm_data.bounded_json import MalformedJson, decode
+from olm_data.bounded_json import JsonObject, MalformedJson, decode
 from olm_data.command import Command, Count, say
 from olm_data.errors import OlmError, ResourceError, UsageError, ValidationError, shown
 from olm_data.extras import needs
@@ -54,42 +53,6 @@ FAREWELL_SECONDS = 5.0
 """At its end, for those who are being answered to be told so."""
 NO_CONTEXT = 1024
 """Tokens of an answer where neither the request nor the model says how many."""
-
-
-class _Error(msgspec.Struct, frozen=True):
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class _Errors(msgspec.Struct, frozen=True):
-    error: _Error
-
-
-class _Model(msgspec.Struct, frozen=True):
-    id: str
-    object: str = "model"
-    created: int = 0
-    owned_by: str = "olm"
-
-
-class _Models(msgspec.Struct, frozen=True):
-    data: list[_Model]
-    object: str = "list"
-
-
-class _Health(msgspec.Struct, frozen=True):
-    status: str
-
-
-class _Refused(NamedTuple):
-    """An answer that is an error."""
-
-    status: int
-    kind: str
-    message: str
-    param: str | None = None
 
 
 @contextlib.contextmanager
@@ -158,12 +121,14 @@ class _Handler(LoopbackHandler):
             return
         path = urlsplit(self.path).path
         if path == "/v1/models":
-            self._say(200, _Models([_Model(self.server.name)]))
+            model = {"id": self.server.name, "object": "model", "created": 0, "owned_by": "olm"}
+            self._say(200, {"data": [model], "object": "list"})
         elif path == "/health":
             ended = self.server.worker.ended
-            self._say(503 if ended else 200, _Health(shown(str(ended)) if ended else "ok"))
+            status = shown(str(ended)) if ended else "ok"
+            self._say(503 if ended else 200, {"status": status})
         else:
-            self._refuse(_Refused(404, "not_found_error", "there is no such page"))
+            self._refuse(404, "not_found_error", "there is no such page")
 
     def do_POST(self) -> None:
         body = self._body()
@@ -179,15 +144,15 @@ class _Handler(LoopbackHandler):
             elif path == "/v1/chat/completions":
                 self._chat(decode(body, ChatBody))
             else:
-                self._refuse(_Refused(404, "not_found_error", "there is no such page"))
+                self._refuse(404, "not_found_error", "there is no such page")
         except MalformedJson as error:
-            self._refuse(_Refused(400, "invalid_request_error", str(error)))
+            self._refuse(400, "invalid_request_error", str(error))
         except ResourceError as error:
-            self._refuse(_Refused(503, "overloaded_error", shown(str(error))))
+            self._refuse(503, "overloaded_error", shown(str(error)))
         except UsageError as error:
-            self._refuse(_Refused(400, "invalid_request_error", error.what, error.where))
+            self._refuse(400, "invalid_request_error", error.what, error.where)
         except OlmError as error:
-            self._refuse(_Refused(500, "server_error", shown(str(error))))
+            self._refuse(500, "server_error", shown(str(error)))
 
     def _complete(self, body: CompletionBody) -> None:
         server = self.server
@@ -232,7 +197,7 @@ class _Handler(LoopbackHandler):
         except OSError:
             return True
 
-    def _stream(self, first: msgspec.Struct, events: Iterator[msgspec.Struct]) -> None:
+    def _stream(self, first: JsonObject, events: Iterator[JsonObject]) -> None:
         kind = ("Content-Type", "text/event-stream")
         self.head(200, kind, ("Transfer-Encoding", "chunked"))
         try:
@@ -241,8 +206,7 @@ class _Handler(LoopbackHandler):
                 self._event(msgspec.json.encode(event))
             self._event(b"[DONE]")
         except OlmError as error:
-            said = _Errors(_Error(shown(str(error)), "server_error"))
-            self._event(msgspec.json.encode(said))
+            self._event(msgspec.json.encode(_error("server_error", shown(str(error)))))
         self.wfile.write(b"0\r\n\r\n")
 
     def _event(self, data: bytes) -> None:
@@ -253,7 +217,7 @@ class _Handler(LoopbackHandler):
     def _welcome(self) -> bool:
         if self.welcome():
             return True
-        self._refuse(_Refused(421, "not_found_error", MISDIRECTED))
+        self._refuse(421, "not_found_error", MISDIRECTED)
         return False
 
     def _body(self) -> bytes | None:
@@ -263,26 +227,30 @@ class _Handler(LoopbackHandler):
         if not self._welcome():
             return None
         if not length.isdecimal() or len(length) > 12:
-            self._refuse(_Refused(411, "invalid_request_error", "Content-Length is missing"))
+            self._refuse(411, "invalid_request_error", "Content-Length is missing")
         elif int(length) > MAX_BODY:
-            self._refuse(_Refused(413, "invalid_request_error", f"{MAX_BODY:,} bytes at most"))
+            self._refuse(413, "invalid_request_error", f"{MAX_BODY:,} bytes at most")
         elif self.headers.get_content_type() != "application/json":
-            self._refuse(_Refused(415, "invalid_request_error", "send application/json"))
+            self._refuse(415, "invalid_request_error", "send application/json")
         else:
             data = self.rfile.read(int(length))
             self.close_connection = False
             return data
         return None
 
-    def _refuse(self, refused: _Refused) -> None:
-        error = _Error(refused.message, refused.kind, refused.param)
-        self._say(refused.status, _Errors(error))
+    def _refuse(self, status: int, kind: str, message: str, param: str | None = None) -> None:
+        self._say(status, _error(kind, message, param))
 
-    def _say(self, status: int, value: msgspec.Struct) -> None:
+    def _say(self, status: int, value: JsonObject) -> None:
         data = msgspec.json.encode(value)
         length = ("Content-Length", str(len(data)))
         self.head(status, ("Content-Type", "application/json"), length)
         self.wfile.write(data)
+
+
+def _error(kind: str, message: str, param: str | None = None) -> JsonObject:
+    """Return an error as OpenAI's API gives it."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
 
 
 @click.command(cls=Command)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from olm_data.errors import UsageError
 from olm_train.generate.engine import Request
@@ -266,83 +266,3 @@ def chat(
     )
     count = len(requests)
     return ParsedRequest(requests, ("",) * count, (False,) * count, False)
-
-
-# ---- answers -----------------------------------------------------------------------------------
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """Tokens of an answer."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Tokens of a completion, how likely each was, and where each begins in the text."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
-class TopLogprob(msgspec.Struct, frozen=True):
-    """A token that might have been; `bytes`: None where they are not known."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class TokenLogprob(msgspec.Struct, frozen=True):
-    """A token of an answer; `bytes`: of its text, or of its part of a character."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(msgspec.Struct, frozen=True):
-    """Tokens of an answer."""
-
-    content: list[TokenLogprob]
-
-
-class CompletionChoice(msgspec.Struct, frozen=True):
-    """A text, or the next piece of one."""
-
-    index: int
-    text: str
-    finish_reason: str | None
-    logprobs: CompletionLogprobs | None = None
-
-
-class ChatMessageOut(msgspec.Struct, frozen=True):
-    """An answer, or the next piece of one."""
-
-    content: str
-    role: str | UnsetType = UNSET
-
-
-class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer, or the next piece of one, in `delta`."""
-
-    index: int
-    message: ChatMessageOut | UnsetType = UNSET
-    delta: ChatMessageOut | UnsetType = UNSET
-    finish_reason: str | None
-    logprobs: ChatLogprobs | None = None
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent back, whole or as one event of a stream."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[CompletionChoice] | list[ChatChoice]
-    usage: Usage | UnsetType = UNSET

@@ -90,7 +90,7 @@ def test_only_what_was_not_kept_is_computed_again(observed: Any) -> None:
     ("options", "why"),
     [
         ({"mode": "ful"}, "did you mean 'full'"),
-        ({"block_interval": 2}, "no effect with mode none"),
+        ({"block_interval": 2}, "no effect without mode: selected_blocks"),
         ({"mode": "selected_blocks"}, "needs it"),
         ({"mode": "selected_blocks", "block_interval": 0}, "block_interval is at least 1, not 0"),
         (

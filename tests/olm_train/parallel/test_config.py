@@ -41,12 +41,12 @@ def test_divisors_are_all_of_them_ascending(number: int) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"name": DDP, "reduce_dtype": "bfloat16"}, "has no effect with ddp"),
-        ({"name": DDP, "cpu_offload": True}, "has no effect with ddp"),
-        ({"name": DDP, "reshard_after_forward": False}, "has no effect with ddp"),
-        ({"name": DDP, "prefetch_factor": 1}, "has no effect with ddp"),
-        ({"name": FSDP, "num_replicas": 2}, "has no effect with fsdp"),
-        ({"name": FSDP, "shard_degree": 2}, "has no effect with fsdp"),
+        ({"name": DDP, "reduce_dtype": "bfloat16"}, "has no effect with name: ddp"),
+        ({"name": DDP, "cpu_offload": True}, "has no effect with name: ddp"),
+        ({"name": DDP, "reshard_after_forward": False}, "has no effect with name: ddp"),
+        ({"name": DDP, "prefetch_factor": 1}, "has no effect with name: ddp"),
+        ({"name": FSDP, "num_replicas": 2}, "has no effect without name: hsdp"),
+        ({"name": FSDP, "shard_degree": 2}, "has no effect without name: hsdp"),
         ({"name": HSDP, "num_replicas": 0}, "at least 1"),
         ({"name": FSDP, "prefetch_factor": -1}, "at least 0"),
         ({"name": FSDP, "reshard_after_forward": 1}, "an integer (at least 2), not 1"),

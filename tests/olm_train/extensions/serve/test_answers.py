@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import msgspec
 import pytest
 from support.small_tokenizer import train
 from support.tokenizer_kinds import unigram
@@ -13,7 +12,7 @@ from tokenizers import Tokenizer, decoders
 
 from olm_data.errors import ValidationError
 from olm_train.extensions.serve.answers import ChatAnswer, CompletionAnswer
-from olm_train.extensions.serve.protocol import Answer, ChatChoice, CompletionChoice, ParsedRequest
+from olm_train.extensions.serve.protocol import ParsedRequest
 from olm_train.extensions.serve.worker import Piece
 from olm_train.generate.engine import Request, Scored
 
@@ -39,14 +38,6 @@ def asked(*prompts: tuple[int, ...], echo: bool = False) -> ParsedRequest:
     return ParsedRequest(requests, ("p",) * len(prompts), (False,) * len(prompts), echo)
 
 
-def completion_choices(answer: Answer) -> list[CompletionChoice]:
-    return [choice for choice in answer.choices if isinstance(choice, CompletionChoice)]
-
-
-def chat_choices(answer: Answer) -> list[ChatChoice]:
-    return [choice for choice in answer.choices if isinstance(choice, ChatChoice)]
-
-
 @pytest.mark.parametrize("echo", [False, True])
 def test_offsets_lead_to_the_tokens_of_the_text(tokenizer: Tokenizer, echo: bool) -> None:
     prompt = tuple(tokenizer.encode("p").ids)
@@ -57,31 +48,30 @@ def test_offsets_lead_to_the_tokens_of_the_text(tokenizer: Tokenizer, echo: bool
         pieces[0] = Piece(0, pieces[0].text, pieces[0].tokens, pieces[0].scores, head, None)
     for piece in pieces:
         made[0].take(piece)
-    (whole,) = completion_choices(made[0].whole())
-    assert whole.text == ("p" if echo else "") + "ab cd🙂e"
-    assert whole.logprobs is not None
-    for token, offset in zip(whole.logprobs.tokens, whole.logprobs.text_offset, strict=True):
+    (whole,) = made[0].whole()["choices"]
+    assert whole["text"] == ("p" if echo else "") + "ab cd🙂e"
+    logprobs = whole["logprobs"]
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
         name = token.replace("Ġ", " ")
-        assert whole.text.startswith(name, offset) or whole.text[offset] == "🙂"
-    assert all(len(top or {}) in (0, 1, 2) for top in whole.logprobs.top_logprobs)
+        assert whole["text"].startswith(name, offset) or whole["text"][offset] == "🙂"
+    assert all(len(top or {}) in (0, 1, 2) for top in logprobs["top_logprobs"])
     events = list(made[1].events(iter(pieces), usage=True))
-    parts = [choice for event in events for choice in completion_choices(event)]
-    assert "".join(part.text for part in parts) == whole.text
-    offsets = [offset for part in parts if part.logprobs for offset in part.logprobs.text_offset]
-    assert offsets == whole.logprobs.text_offset
-    assert [part.finish_reason for part in parts] == [None, None, "stop"]
-    assert events[-1].choices == []
-    assert events[-1].usage == made[0].whole().usage
+    parts = [choice for event in events for choice in event["choices"]]
+    assert "".join(part["text"] for part in parts) == whole["text"]
+    offsets = [offset for part in parts for offset in part["logprobs"]["text_offset"]]
+    assert offsets == logprobs["text_offset"]
+    assert [part["finish_reason"] for part in parts] == [None, None, "stop"]
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"] == made[0].whole()["usage"]
 
 
 def test_a_part_of_a_character_is_called_by_its_name(tokenizer: Tokenizer) -> None:
     answer = CompletionAnswer(asked((5,)), tokenizer, "i", 1, "m")
     for piece in pieces_of(tokenizer, ["🙂"]):
         answer.take(piece)
-    (choice,) = completion_choices(answer.whole())
-    assert choice.logprobs is not None
-    assert len(set(choice.logprobs.tokens)) == 4
-    assert choice.logprobs.text_offset == [0, 0, 0, 0]
+    (choice,) = answer.whole()["choices"]
+    assert len(set(choice["logprobs"]["tokens"])) == 4
+    assert choice["logprobs"]["text_offset"] == [0, 0, 0, 0]
 
 
 def test_answers_of_one_prompt_count_it_once(tokenizer: Tokenizer) -> None:
@@ -89,16 +79,15 @@ def test_answers_of_one_prompt_count_it_once(tokenizer: Tokenizer) -> None:
     answer = ChatAnswer(asked(prompt, prompt), tokenizer, "i", 1, "m")
     pieces = [*pieces_of(tokenizer, ["ab"]), *pieces_of(tokenizer, ["c", "d"], number=1)]
     events = list(answer.events(iter(pieces), usage=False))
-    roles = [msgspec.to_builtins(choice.delta) for choice in chat_choices(events[0])]
+    roles = [choice["delta"] for choice in events[0]["choices"]]
     assert roles == [{"content": "", "role": "assistant"}]
     whole = answer.whole()
-    assert msgspec.to_builtins(whole.usage)["prompt_tokens"] == 3
-    said = [msgspec.to_builtins(choice.message) for choice in chat_choices(whole)]
+    assert whole["usage"]["prompt_tokens"] == 3
+    said = [choice["message"] for choice in whole["choices"]]
     assert [each["content"] for each in said] == ["ab", "cd"]
-    first = chat_choices(whole)[0].logprobs
-    assert first is not None
-    assert bytes(first.content[0].bytes or []).decode() == first.content[0].token
-    assert math.isclose(first.content[0].top_logprobs[1].logprob, -2.0)
+    first = whole["choices"][0]["logprobs"]["content"][0]
+    assert bytes(first["bytes"]).decode() == first["token"]
+    assert math.isclose(first["top_logprobs"][1]["logprob"], -2.0)
 
 
 def test_logits_that_are_no_numbers_are_no_answer(tokenizer: Tokenizer) -> None:
@@ -118,7 +107,7 @@ def test_bytes_of_tokens_are_those_of_the_text(tokenizer: Tokenizer, text: str, 
     scores = tuple(Scored(i, -1.0, ((i, -1.0),)) for i in ids)
     answer = ChatAnswer(asked((5,)), tokenizer, "i", 1, "m")
     answer.take(Piece(0, text, len(ids), scores, (), "length"))
-    (choice,) = chat_choices(answer.whole())
-    assert choice.logprobs is not None
-    for each in (choice.logprobs.content, [one.top_logprobs[0] for one in choice.logprobs.content]):
-        assert b"".join(bytes(one.bytes or []) for one in each).decode().strip() == text.strip()
+    (choice,) = answer.whole()["choices"]
+    content = choice["logprobs"]["content"]
+    for each in (content, [one["top_logprobs"][0] for one in content]):
+        assert b"".join(bytes(one["bytes"]) for one in each).decode().strip() == text.strip()
