@@ -105,8 +105,6 @@ class BasicTrainModule(GradientStep):
         if dp_config.param_dtype == "bfloat16":
             self._autocast = DTYPES[dp_config.param_dtype]
         self.optimizer = built(optimizer, model, optim or {}, before)
-        for group in self.optimizer.param_groups:
-            group.setdefault("peak_lr", float(group["lr"]))
         self._gate = FiniteGate(non_finite, self.world.device)
         self.config = {
             "optim": {

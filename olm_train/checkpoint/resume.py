@@ -362,13 +362,11 @@ def _refuse_other_sizes(checkpoint: Checkpoint, state: RunState, loader: DataLoa
     """Refuse batch sizes that differ in the past; those of steps to come may change."""
     step = state.step
     old, new = state.batch_sizes.until(step), loader.batch_sizes.until(step)
-    changed = differences(
-        {"data_loader": {"global_batch_size": old.size(0)}},
-        {"data_loader": {"global_batch_size": new.size(0)}},
-    )
-    if not changed and old != new:
-        changed = [f"batch sizes up to step {step:,}: {old} -> {new}"]
-    _refuse(changed, checkpoint)
+    if old.size(0) != new.size(0):
+        name = "data_loader.global_batch_size"
+        _refuse([f"{name}: {old.size(0)} -> {new.size(0)}"], checkpoint)
+    if old != new:
+        _refuse([f"batch sizes up to step {step:,}: {old} -> {new}"], checkpoint)
 
 
 def _refuse_other_model(checkpoint: Checkpoint, run: Run) -> None:

@@ -23,15 +23,8 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import (
-    Metadata,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-    SavePlanner,
-    WriteItem,
-)
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future

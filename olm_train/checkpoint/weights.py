@@ -24,13 +24,7 @@ from olm_train.distributed.world import World
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder, build_decoder
 from olm_train.model.load import model_of, parse_model, refuse_size
-from olm_train.model.weights_folder import (
-    MODEL,
-    SUFFIX,
-    Exported,
-    kept,
-    write_folder,
-)
+from olm_train.model.weights_folder import MODEL, SUFFIX, Exported, kept, write_folder
 
 RUN = "run.json"
 _ANYWHERE = {"backend": "sdpa"}

@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import msgspec
-
 from olm_data.bounded_json import JsonObject
 from olm_data.config.dump import as_dict
 from olm_train.estimate.gpus import Gpu
@@ -50,21 +48,6 @@ CHECKPOINTING: tuple[Literal["none", "selected_ops", "full"], ...] = (
     "full",
 )
 LOSSES: tuple[Literal["auto", "chunked"], ...] = ("auto", "chunked")
-
-
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """A recipe as `presets --json` prints it; `config` is a part of train.yaml."""
-
-    preset: str
-    gpu: str
-    gpus: int
-    nodes: int
-    sequence_length: int
-    loss: str
-    memory_bytes: int
-    budget_bytes: int
-    accumulates: bool
-    config: JsonObject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,20 +98,20 @@ class Recipe:
             "train_module": module,
         }
 
-    def summary(self) -> Summary:
-        """Return the recipe without types of training."""
-        return Summary(
-            preset=self.preset,
-            gpu=self.gpu.name,
-            gpus=self.gpus,
-            nodes=self.nodes,
-            sequence_length=self.sequence_length,
-            loss=self.loss,
-            memory_bytes=self.memory,
-            budget_bytes=self.gpu.budget,
-            accumulates=self.accumulates,
-            config=self.values(),
-        )
+    def summary(self) -> JsonObject:
+        """Return what `--json` prints of it."""
+        return {
+            "preset": self.preset,
+            "gpu": self.gpu.name,
+            "gpus": self.gpus,
+            "nodes": self.nodes,
+            "sequence_length": self.sequence_length,
+            "loss": self.loss,
+            "memory_bytes": self.memory,
+            "budget_bytes": self.gpu.budget,
+            "accumulates": self.accumulates,
+            "config": self.values(),
+        }
 
 
 def recipe(name: str, gpu: Gpu) -> Recipe | None:

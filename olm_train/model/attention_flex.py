@@ -15,13 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from olm_train.model.attention_backend import (
-    AttentionBackend,
-    DocumentLayout,
-    Refusal,
-    Scores,
-    Use,
-)
+from olm_train.model.attention_backend import AttentionBackend, DocumentLayout, Refusal, Scores, Use
 from olm_train.model.compiled import CompiledByKind
 
 

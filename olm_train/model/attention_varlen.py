@@ -28,7 +28,7 @@ from olm_train.model.attention_backend import (
     Use,
 )
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, int | None, Scores], Tensor]
+Kernel = Callable[[Tensor, Tensor, Tensor, "Offsets", Scores], Tensor]
 """(q [T,H,D], k, v [T,K,D], cu_seqlens int32 [n], max_seqlen, window, scores) -> [T,H,D]."""
 
 MAX_HEAD_DIM = 256
@@ -43,33 +43,23 @@ class Offsets(NamedTuple):
     cu_seqlens: Tensor
     max_seqlen: int
     window: int | None
-    kernel: Kernel
+    kernel: Kernel | None = None
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Tokens before and after a query that its keys may lie at; -1: any number before it."""
+        return (-1 if self.window is None else self.window - 1, 0)
 
 
 def varlen_kernel(varlen_attn: Callable[..., Any]) -> Kernel:
     """Give torch's `varlen_attn` the common signature."""
 
-    def attend(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        window: int | None,
-        scores: Scores,
-    ) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, at: Offsets, scores: Scores) -> Tensor:
         assert scores.softcap is None, "refused before"
+        ends, longest = at.cu_seqlens, at.max_seqlen
+        options = {"scale": scores.scale, "enable_gqa": q.shape[1] != k.shape[1]}
         out: Tensor = varlen_attn(
-            q,
-            k,
-            v,
-            cu_seqlens,
-            cu_seqlens,
-            max_seqlen,
-            max_seqlen,
-            window_size=_window_size(window),
-            scale=scores.scale,
-            enable_gqa=q.shape[1] != k.shape[1],
+            q, k, v, ends, ends, longest, longest, window_size=at.reach, **options
         )
         return out
 
@@ -82,27 +72,19 @@ def flash_kernel(flash_attn_varlen_func: Callable[..., Any]) -> Kernel:
     Versions 2 and 3 name these arguments alike; early ones of version 3 return (out, lse).
     """
 
-    def attend(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        window: int | None,
-        scores: Scores,
-    ) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, at: Offsets, scores: Scores) -> Tensor:
         capped = {} if scores.softcap is None else {"softcap": scores.softcap}
         out = flash_attn_varlen_func(
             q,
             k,
             v,
-            cu_seqlens_q=cu_seqlens,
-            cu_seqlens_k=cu_seqlens,
-            max_seqlen_q=max_seqlen,
-            max_seqlen_k=max_seqlen,
+            cu_seqlens_q=at.cu_seqlens,
+            cu_seqlens_k=at.cu_seqlens,
+            max_seqlen_q=at.max_seqlen,
+            max_seqlen_k=at.max_seqlen,
             softmax_scale=scores.scale,
             causal=True,
-            window_size=_window_size(window),
+            window_size=at.reach,
             **capped,
         )
         first: Tensor = out[0] if isinstance(out, tuple) else out
@@ -138,8 +120,8 @@ def kernel_backend(
 
     def attend(q: Tensor, k: Tensor, v: Tensor, context: Offsets, scores: Scores) -> Tensor:
         q_flat, k_flat, v_flat = (x.flatten(0, 1) for x in (q, k, v))  # [b * S, heads, D]
-        cu_seqlens, max_seqlen, window, kernel = context
-        out = kernel(q_flat, k_flat, v_flat, cu_seqlens, max_seqlen, window, scores)
+        assert context.kernel is not None
+        out = context.kernel(q_flat, k_flat, v_flat, context, scores)
         return out.unflatten(0, q.shape[:2])  # [b, S, H, D]
 
     def refusal(use: Use) -> Refusal | None:
@@ -163,11 +145,6 @@ def kernel_refusal(use: Use) -> Refusal | None:
             "change model.head_dim, or use flex",
         )
     return None
-
-
-def _window_size(window: int | None) -> tuple[int, int]:
-    """(keys to the left of a query, keys to its right); a window of 1 is the query itself."""
-    return (-1 if window is None else window - 1, 0)
 
 
 @cache

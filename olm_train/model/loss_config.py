@@ -10,14 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from olm_data.config.convert import Config
-from olm_data.config.hints import PositiveFloat, PositiveInt
+from olm_data.config.hints import Needs, PositiveFloat, PositiveInt
 from olm_data.config.import_path import import_path
 from olm_data.errors import UsageError
 from olm_train.model.compiled import CompiledByKind
@@ -125,19 +125,18 @@ class LossConfig(Config):
     """
 
     name: Name = "auto"
-    z_loss_multiplier: PositiveFloat | None = None
+    z_loss_multiplier: Annotated[
+        PositiveFloat | None, Needs("name", unless="linear_cross_entropy")
+    ] = None
     chunk_size: PositiveInt | None = None
-    max_logits_gb: PositiveFloat | None = None
+    max_logits_gb: Annotated[PositiveFloat | None, Needs("name", value="auto")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.chunk_size is not None and self.name not in ("auto", "chunked"):
-            _refuse("chunk_size", f"the {self.name} loss has no chunks", "use name: chunked")
-        if self.max_logits_gb is not None and self.name != "auto":
-            _refuse("max_logits_gb", f"the {self.name} loss is named already", "use name: auto")
-        if self.name == "linear_cross_entropy" and self.z_loss_multiplier is not None:
-            why = "torch's linear_cross_entropy has no z-loss"
-            _refuse("z_loss_multiplier", why, "use name: chunked")
+            raise UsageError(
+                f"the {self.name} loss has no chunks", where="chunk_size", fix="use name: chunked"
+            )
 
     def choose(self, model: DecoderConfig, *, microbatch: int, compiling: bool) -> LossChoice:
         """Choose the implementation.
@@ -172,10 +171,6 @@ class LossConfig(Config):
             self.z_loss_multiplier,
             compiled=name == "compiled" or (name == "chunked" and compiling),
         )
-
-
-def _refuse(field: str, what: str, fix: str | None) -> None:
-    raise UsageError(what, where=field, fix=fix)
 
 
 def _linear_cross_entropy(head: Head, x: Tensor, labels: Tensor) -> LossSums:

@@ -25,7 +25,23 @@ OptimizerLike = Optimizer | type[Optimizer]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenOptim(OptimConfig):
+class OfAnyClass(OptimConfig):
+    """An optimiser that is no configuration of ours, whose groups are its own.
+
+    Attributes:
+        kind: its class.
+        options: of its constructor.
+    """
+
+    kind: str
+    options: JsonObject = field(default_factory=dict)
+
+    def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Optimizer:
+        raise AssertionError("build makes its own groups")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenOptim(OfAnyClass):
     """An optimiser given to a program, as a train module for decoders takes it.
 
     Made by `given_optim`. What the optimiser has not, such as moments, is 0 here.
@@ -35,23 +51,14 @@ class GivenOptim(OptimConfig):
         options: given with the class.
     """
 
-    kind: str
-    options: JsonObject = field(default_factory=dict)
-
     def build(self, model: nn.Module) -> Optimizer:
         """Return the optimiser over the parameters that the model has now."""
         given, names = vars(self)["given"]
-        optimizer = built(given, model, vars(self)["as_given"], names)
-        for group in optimizer.param_groups:
-            group.setdefault("peak_lr", float(group["lr"]))
-        return optimizer
-
-    def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Optimizer:
-        raise AssertionError("build makes its own groups")
+        return built(given, model, vars(self)["as_given"], names)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamedOptim(OptimConfig):
+class NamedOptim(OfAnyClass):
     """An optimiser that train.yaml names by its import path, such as `torch.optim:NAdam`.
 
     Made by `of`. Weight decay is for parameters of two dimensions or more. What the optimiser has
@@ -63,9 +70,6 @@ class NamedOptim(OptimConfig):
     """
 
     wraps: ClassVar[type[Optimizer]] = Optimizer
-
-    kind: str
-    options: JsonObject = field(default_factory=dict)
 
     @classmethod
     def of(cls, path: str, kind: type[Optimizer], options: JsonObject) -> NamedOptim:
@@ -92,13 +96,7 @@ class NamedOptim(OptimConfig):
     def build(self, model: nn.Module) -> Optimizer:
         """Return the optimiser over the parameters that the model has now."""
         kind = load_class(self.kind, Optimizer, where="train_module.optim.name")
-        optimizer = built(kind, model, _as_tuples(self.options), {})
-        for group in optimizer.param_groups:
-            group.setdefault("peak_lr", float(group["lr"]))
-        return optimizer
-
-    def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Optimizer:
-        raise AssertionError("build makes its own groups")
+        return built(kind, model, _as_tuples(self.options), {})
 
 
 def _as_tuples(options: JsonObject) -> JsonObject:
@@ -162,6 +160,8 @@ def built(
                 fix="give in `optim` what its constructor takes",
             ) from error
     _refuse_closure(optimizer)
+    for group in optimizer.param_groups:
+        group.setdefault("peak_lr", float(group["lr"]))
     return optimizer
 
 

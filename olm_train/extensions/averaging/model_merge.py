@@ -20,11 +20,7 @@ from olm_data.bounded_json import JsonObject
 from olm_data.config.hints import PositiveInt
 from olm_data.decoding import convert
 from olm_train.checkpoint.merged import Merge
-from olm_train.extensions.averaging.averaged_weights import (
-    AveragingCallback,
-    Suffix,
-    weights_of,
-)
+from olm_train.extensions.averaging.averaged_weights import AveragingCallback, Suffix, weights_of
 from olm_train.optim.averaging import RunningMean, Weighting, fraction
 
 

@@ -17,37 +17,17 @@ from olm_train.extensions.hf.attention import FULL, SLIDING, interval_of
 from olm_train.extensions.hf.fields import ConfigReader, Json, Ours, Problems, Row, ours_of, shown
 from olm_train.model.config import DecoderConfig
 from olm_train.model.positions import RoPEConfig
-from olm_train.model.rope import (
-    Llama3Scaling,
-    PositionInterpolation,
-    RopeScaling,
-    YaRNScaling,
-)
+from olm_train.model.rope import Llama3Scaling, PositionInterpolation, RopeScaling, YaRNScaling
 
 ROPE_FIELDS = ("rope_theta", "rope_parameters", "rope_scaling", "partial_rotary_factor")
 
-_KEYS = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
-    "yarn": (
-        "factor",
-        "original_max_position_embeddings",
-        "beta_fast",
-        "beta_slow",
-        "attention_factor",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-    ),
+_KINDS: dict[str, type[RopeScaling]] = {
+    "linear": PositionInterpolation,
+    "llama3": Llama3Scaling,
+    "yarn": YaRNScaling,
 }
-"""Kinds of scaling, and what each of them reads beside the base."""
-
+_OLD = "old_context_len"
+_THEIRS = {_OLD: "original_max_position_embeddings"}
 Stretch = tuple[float | None, RopeScaling | None]
 """Base, None where it is not named, and scaling of some layers."""
 
@@ -340,14 +320,17 @@ def stretch(given: ConfigReader, where: str, values: Json, old: int) -> Stretch:
     scaling: RopeScaling | None = None
     if inner.take("partial_rotary_factor", float, 1.0, null=1.0) != 1.0:
         inner.refuse("partial_rotary_factor", "rotates a part of each head", 1.0)
-    if kind not in _KEYS:
-        inner.refuse("rope_type", f"is {shown(kind)}", " or ".join(_KEYS))
+    if kind not in ("default", *_KINDS):
+        known = " or ".join(("default", *_KINDS))
+        inner.refuse("rope_type", f"is {shown(kind)}", known)
         given.problems += inner.problems
         return theta, None
     try:
         scaling = _scaling(inner, kind, old)
-    except OlmError as error:
-        inner.refuse(error.where or "factor", error.what)
+    except OlmError as error:  # of its class, or of a field of it
+        of_class = error.where in {each.__name__ for each in _KINDS.values()}
+        field, _, why = (error.what if of_class else f"{error.where} {error.what}").partition(" ")
+        inner.refuse(_THEIRS.get(field, field), why)
     for name in inner.unread():
         inner.refuse(name, f"is not known of rope_type {kind}")
     for problem in inner.problems:
@@ -358,40 +341,19 @@ def stretch(given: ConfigReader, where: str, values: Json, old: int) -> Stretch:
 def _scaling(inner: ConfigReader, kind: str, old: int) -> RopeScaling | None:
     if kind == "default":
         return None
-    factor = inner.take("factor", float)
-    before = 0
+    taken = {"factor": inner.take("factor", float)}
     if kind != "linear":
-        before = inner.take("original_max_position_embeddings", int, old, null=old)
-    problems = len(inner.problems)
-    if factor is None or factor < 1:
-        inner.refuse("factor", f"is {shown(factor)}; it is a number of at least 1")
-    if kind != "linear" and before < 1:
-        inner.refuse("original_max_position_embeddings", "is less than 1")
-    low: float | None
-    high: float | None
+        taken[_OLD] = inner.take(_THEIRS[_OLD], int, old, null=old)
     if kind == "llama3":
-        low, high = inner.take("low_freq_factor", float), inner.take("high_freq_factor", float)
-        if low is None or high is None or not 0 < low < high:
-            inner.refuse("low_freq_factor", "lies between 0 and high_freq_factor")
+        taken |= {f: inner.take(f, float) for f in ("low_freq_factor", "high_freq_factor")}
     elif kind == "yarn":
-        high = inner.take("beta_fast", float) or 32.0
-        low = inner.take("beta_slow", float) or 1.0
-        if not 0 < low < high:
-            inner.refuse("beta_slow", "lies between 0 and beta_fast")
+        taken["beta_fast"] = inner.take("beta_fast", float) or 32.0
+        taken["beta_slow"] = inner.take("beta_slow", float) or 1.0
         if inner.take("truncate", bool, True, null=True) is False:
             inner.refuse("truncate", "is false: where pairs begin to be stretched is rounded", True)
-    if len(inner.problems) > problems or factor is None:
-        return None
-    if kind == "linear":
-        return PositionInterpolation(factor=factor)
-    assert low is not None
-    assert high is not None
-    if kind == "llama3":
-        return Llama3Scaling(
-            factor=factor, old_context_len=before, low_freq_factor=low, high_freq_factor=high
-        )
-    found = YaRNScaling(factor=factor, old_context_len=before, beta_fast=high, beta_slow=low)
-    _check_attention_factor(inner, found)
+    found = _KINDS[kind](**taken)
+    if isinstance(found, YaRNScaling):
+        _check_attention_factor(inner, found)
     return found
 
 

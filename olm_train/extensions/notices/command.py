@@ -22,7 +22,7 @@ from olm_data.counts import duration
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.kinds import nearest
 from olm_data.run_log.ends import End, read_ends
-from olm_data.run_log.log import Step, read_metrics
+from olm_data.run_log.follow import last_step
 from olm_data.run_log.run_folder import LEASE
 from olm_data.storage.lease import Record, newest
 from olm_data.storage.process import State, state_of
@@ -73,12 +73,6 @@ class Watch:
         self.told = lease.fence
         who = f"process {lease.pid} on {printable(lease.host[:100])}"
         return f"{who} is gone" if dead else f"no sign of life of {who} for {duration(silence)}"
-
-
-def last_step(folder: Path) -> int:
-    """Return the last logged step of a run, 0 where none is."""
-    steps = (line.step for line in read_metrics(folder) if isinstance(line, Step))
-    return max(steps, default=0)
 
 
 def ended(folder: Path, lease: Record | None) -> End | None:

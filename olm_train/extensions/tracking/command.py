@@ -19,14 +19,7 @@ from olm_data.command import Command, say
 from olm_data.config.convert import parse
 from olm_data.config.import_path import import_path, is_import_path, load_class
 from olm_data.config.values import Values
-from olm_data.errors import (
-    InputError,
-    OlmError,
-    StorageError,
-    UsageError,
-    printable,
-    suggest,
-)
+from olm_data.errors import InputError, OlmError, StorageError, UsageError, printable, suggest
 from olm_data.extras import needs
 from olm_data.kinds import nearest
 from olm_data.redaction import redacted

@@ -111,5 +111,5 @@ def test_fields_that_do_not_go_together(tmp_path: Path) -> None:
     assert of_training(tmp_path, "{name: fsdp}", "{name: ddp, cpu_offload: true}") == [
         "train_module.dp_config.cpu_offload: has no effect with name: ddp",
         "  where: train.yaml:7",
-        "  fix: leave it out, or use name: fsdp",
+        "  fix: leave it out, or change the other one",
     ]

@@ -28,6 +28,7 @@ from olm_train.model.attention import (
 )
 from olm_train.model.attention_backend import AttentionBackend, Scores, Use
 from olm_train.model.attention_varlen import (
+    Offsets,
     flash_kernel,
     flash_module,
     kernel_backend,
@@ -117,7 +118,7 @@ def test_the_installed_varlen_attn_takes_what_it_is_given_forward_and_backward(
             for heads in (4, kv_heads, kv_heads)
         )
         offsets = torch.empty(9, dtype=torch.int32)
-        out = varlen_kernel(varlen_attn)(q, k, v, offsets, 32, window, Scores(0.3))
+        out = varlen_kernel(varlen_attn)(q, k, v, Offsets(offsets, 32, window), Scores(0.3))
         assert (out.shape, out.dtype) == (q.shape, torch.bfloat16)
         out.sum().backward()
     for leaf in (q, k, v):

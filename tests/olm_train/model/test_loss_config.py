@@ -38,7 +38,7 @@ def test_auto_takes_chunks_where_the_logits_would_not_fit() -> None:
     [
         ({"name": "chunky"}, "did you mean 'chunked'"),
         ({"name": "plain", "chunk_size": 8}, "has no chunks"),
-        ({"name": "chunked", "max_logits_gb": 1.0}, "named already"),
+        ({"name": "chunked", "max_logits_gb": 1.0}, "no effect without name: auto"),
         ({"z_loss_multiplier": 0.0}, "z_loss_multiplier is above 0, not 0.0"),
         ({"name": "linear_cross_entropy", "z_loss_multiplier": 1.0}, "linear_cross_entropy"),
     ],

@@ -22,7 +22,7 @@ from olm_data.errors import InputError
 from olm_data.storage.store import Store
 from olm_train.checkpoint.portable import open_portable
 from olm_train.data.batch import Batch
-from olm_train.extensions.downstream import command as evaluate
+from olm_train.extensions.downstream import evaluation as evaluate
 from olm_train.extensions.downstream.command import main
 from olm_train.extensions.downstream.evaluation import Evaluation
 from olm_train.extensions.hf_export.command import main as export

@@ -65,7 +65,7 @@ def test_each_form_is_read_and_both_are_written(
         ({"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}, "attention_factor"),
         ({"rope_parameters": YARN | {"truncate": False}}, "rope_parameters.truncate"),
         ({"rope_parameters": YARN | {"beta_slow": 9.0}}, "beta_slow lies between"),
-        ({"rope_parameters": LINEAR | {"factor": 0.5}}, "factor is 0.5"),
+        ({"rope_parameters": LINEAR | {"factor": 0.5}}, "factor is at least 1, not 0.5"),
         ({"rope_parameters": LINEAR | {"factor": float("inf")}}, "factor"),
         ({"rope_parameters": YARN | {"beta_fast": float("inf")}}, "beta_fast"),
         ({"rope_parameters": LINEAR | {"beta_fast": 3}}, "beta_fast is not known"),
