@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from olm_train.model.config import DecoderConfig
-from olm_train.model.init import PIECE
-from olm_train.model.normal import Workspace
+from olm_train.model.init import PIECE, Workspace
 from olm_train.model.presets import preset_fields
 
 VOCABULARY = 100_278

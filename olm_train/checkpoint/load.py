@@ -21,11 +21,19 @@ from olm_data.kinds import NO_TEXT, kind_of, wrong_kind
 from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.documents import RunState
-from olm_train.checkpoint.folders import candidates, no_checkpoint
-from olm_train.checkpoint.index import MAX_BYTES, Index
-from olm_train.checkpoint.manifest import CONFIG, INDEX, MANIFEST, STATE, TENSORS, Manifest, step_of
+from olm_train.checkpoint.manifest import (
+    CONFIG,
+    INDEX,
+    MANIFEST,
+    STATE,
+    TENSORS,
+    Manifest,
+    candidates,
+    no_checkpoint,
+    step_of,
+)
 from olm_train.checkpoint.state import StateDict, flatten, put_back, split
-from olm_train.checkpoint.tensors import fill
+from olm_train.checkpoint.tensors import MAX_BYTES, Index, fill
 from olm_train.distributed.world import World
 from olm_train.model.flat_form import from_flat
 

@@ -43,14 +43,19 @@ from olm_train.checkpoint.documents import (
     fetch_logs,
     run_logs,
 )
-from olm_train.checkpoint.folders import (
+from olm_train.checkpoint.load import Checkpoint, newest_checkpoint, open_checkpoint
+from olm_train.checkpoint.manifest import (
+    CONFIG,
+    MERGE,
+    STATE,
+    Kind,
+    Manifest,
     candidates,
+    folder_name,
     lost_checkpoint,
     remove_checkpoint,
     remove_partial,
 )
-from olm_train.checkpoint.load import Checkpoint, newest_checkpoint, open_checkpoint
-from olm_train.checkpoint.manifest import CONFIG, MERGE, STATE, Kind, Manifest, folder_name
 from olm_train.checkpoint.merged import Merge
 from olm_train.checkpoint.policy import CheckpointerConfig, LoadPolicy, LoadStrategy, removable
 from olm_train.checkpoint.resume import (

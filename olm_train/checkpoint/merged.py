@@ -26,7 +26,6 @@ from olm_data.storage.disk import write_durable
 from olm_data.storage.scratch import scratch
 from olm_data.storage.store import Store, absolute, is_remote
 from olm_train.checkpoint.documents import encoded, relative_path
-from olm_train.checkpoint.index import Chunk, Index
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import (
     CONFIG,
@@ -40,7 +39,7 @@ from olm_train.checkpoint.manifest import (
     step_of,
 )
 from olm_train.checkpoint.save import Contents, save_checkpoint
-from olm_train.checkpoint.tensors import Box, TensorsFile, fill, tensors_file
+from olm_train.checkpoint.tensors import Box, Chunk, Index, TensorsFile, fill, tensors_file
 from olm_train.distributed.world import World
 from olm_train.optim.averaging import Weighting, shares
 

@@ -39,8 +39,8 @@ from olm_train.checkpoint.manifest import (
 )
 from olm_train.checkpoint.model_format import format_of
 from olm_train.checkpoint.policy import LoadPolicy
+from olm_train.checkpoint.portable import model_config
 from olm_train.checkpoint.state import FlatState, flatten, to_json
-from olm_train.checkpoint.weights import model_config
 from olm_train.data.base import DataLoaderBase
 from olm_train.data.lock_words import drawn_before
 from olm_train.model.config import DecoderConfig

@@ -30,7 +30,6 @@ from olm_data.storage.disk import fsync_directory, room_left, write_durable
 from olm_data.storage.json_file import create_json
 from olm_data.storage.lease import Fence
 from olm_data.storage.store import Store
-from olm_train.checkpoint.folders import clear_files, write_pointer
 from olm_train.checkpoint.manifest import (
     INDEX_NAME,
     MANIFEST,
@@ -41,9 +40,11 @@ from olm_train.checkpoint.manifest import (
     Manifest,
     MisnamedError,
     OtherVersionError,
+    clear_files,
     files_folder,
     folder_name,
     partial_name,
+    write_pointer,
 )
 from olm_train.checkpoint.state import StateDict, flatten, split
 from olm_train.checkpoint.tensors import IndexedWriter, tensors_file

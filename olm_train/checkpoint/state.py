@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from olm_data.bounded_json import MAX_DEPTH, JsonObject
 from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.storage.names import is_unicode
-from olm_train.checkpoint.index import DTYPES, MAX_DIMENSIONS, MAX_NAME
+from olm_train.checkpoint.tensors import DTYPES, MAX_DIMENSIONS, MAX_NAME
 
 StateDict = Mapping[str, Any]
 """A state as torch's `state_dict` gives it: nested, or flat by names with dots; its leaves are

@@ -3,6 +3,15 @@
 No element depends on the one drawn before it, on the device, on the number of processes and
 threads, or on how the tensor is cut over them: each process draws the part that is at home there,
 on the CPU, and no more. Adding a layer, an option or ids leaves every other element as it was.
+
+Truncated normal values by number: value i of a stream is a function of (key, i) alone.
+
+    (key, i // 2) --SplitMix64--> two 32-bit integers --inverse distribution--> values 2i, 2i + 1
+
+So any slice of a stream is drawn without the rest, by any number of threads. Every operation is one
+on integers or one that IEEE 754 rounds correctly (+, -, *, /, square root), each for itself, and no
+library's logarithm has a part in it: the same bits on every processor and under every version of
+NumPy. Measured: benchmarks/LOG.md.
 """
 
 from __future__ import annotations
@@ -17,12 +26,93 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from olm_train.model.config import VOCABULARY_TABLES
 from olm_train.model.decoder import Decoder
-from olm_train.model.normal import Workspace
 from olm_train.model.shards import local_block
+
+CUTOFF = 3.0
+"""Values are truncated at this many standard deviations."""
+
+CHUNK = 1 << 17
+"""Values at a time: few enough for a processor's cache, enough for its threads to run apart."""
+
+# SplitMix64 (Steele, Lea and Flood, 2014): step of the counter, then the finaliser.
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+
+# With q uniform in (-1, 1) and s = sqrt(1 / erf(3 / sqrt 2)^2 - q^2), the inverse of the truncated
+# distribution is q * P(s) / Q(s) within 6e-6 of its value, P and Q monic cubics with these lower
+# coefficients and FACTOR in front: a minimax fit, made so much smaller that no value lies beyond
+# the cutoff. All signs are plus: nothing cancels, fp32 is enough.
+_END = 1.0054215378035345
+_P = (28.471023489595805, 11.84735136059998, 0.46808006603043256)
+_Q = (1.3931635516340903, 0.3251483884894208, 0.008820695198898228)
+_FACTOR = 0.08169024374257718
+
+
+class Workspace:
+    """Buffers for one thread that draws; made once, since making them costs as much as drawing."""
+
+    def __init__(self) -> None:
+        self._steps = np.arange(CHUNK // 2, dtype=np.uint64) * _STEP
+        self._bits = np.empty(CHUNK // 2, dtype=np.uint64)
+        self._shifted = np.empty(CHUNK // 2, dtype=np.uint64)
+        self._floats = [np.empty(CHUNK, dtype=np.float32) for _ in range(4)]
+
+    def fill(self, out: NDArray[np.float32], key: int, start: int, std: float) -> None:
+        """Write values `start`, `start` + 1, ... of the stream `key` into `out`.
+
+        Args:
+            out: 1-D, contiguous.
+            key: 64 bits that name the stream.
+            start: number of its first value here.
+            std: standard deviation of the normal distribution before it is truncated.
+        """
+        done = 0
+        while done < out.size:
+            first = start + done
+            skip = first % 2  # values come in pairs
+            count = min(CHUNK - skip, out.size - done)
+            pairs = (skip + count + 1) // 2
+            integers = self._integers(key, first // 2, pairs)[skip : skip + count]
+            self._normal(integers, std, out[done : done + count])
+            done += count
+
+    def _integers(self, key: int, pair: int, pairs: int) -> NDArray[np.int32]:
+        """Return the 2 * `pairs` uniform 32-bit integers from pair number `pair` on."""
+        origin = np.uint64((key + (pair + 1) * int(_STEP)) % 2**64)
+        bits, shifted = self._bits[:pairs], self._shifted[:pairs]
+        np.add(self._steps[:pairs], origin, out=bits)
+        for shift, multiplier in zip(_SHIFTS, (*_MULTIPLIERS, None), strict=True):
+            np.right_shift(bits, shift, out=shifted)
+            np.bitwise_xor(bits, shifted, out=bits)
+            if multiplier is not None:
+                np.multiply(bits, multiplier, out=bits)
+        return bits.astype("<u8", copy=False).view("<i4")
+
+    def _normal(self, integers: NDArray[np.int32], std: float, out: NDArray[np.float32]) -> None:
+        """Turn uniform integers into truncated normal values.
+
+        s is computed times 2^31, as the integers are q times 2^31: powers of two change no bit.
+        """
+        q, s, p, denominator = (buffer[: out.size] for buffer in self._floats)
+        np.copyto(q, integers, casting="unsafe")
+        np.multiply(q, q, out=s)
+        np.subtract(np.float32(_END * 2.0**62), s, out=s)
+        np.sqrt(s, out=s)
+        for target, coefficients in ((p, _P), (denominator, _Q)):
+            np.add(s, np.float32(coefficients[0] * 2.0**31), out=target)
+            for power, coefficient in enumerate(coefficients[1:], 2):
+                np.multiply(target, s, out=target)
+                np.add(target, np.float32(coefficient * 2.0 ** (31 * power)), out=target)
+        np.divide(p, denominator, out=p)
+        np.multiply(p, q, out=p)
+        np.multiply(p, np.float32(std * _FACTOR * 2.0**-31), out=out)
+
 
 RULE: Final = "sliced-1"
 """Name of the rule by which seed and names give the values; other values are another name."""

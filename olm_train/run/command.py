@@ -191,7 +191,7 @@ def _print_config(arguments: Arguments) -> int:
         raise UsageError(f"{useless[0]} is for olm-train run", where=useless[0], fix="leave it out")
     config = _resolve(arguments)
     if run := arguments.options.get("--diff"):
-        from olm_train.run.config_diff import config_diff
+        from olm_train.run.config import config_diff
 
         print(shown("\n".join(config_diff(run, config)) or "no difference"))
     else:

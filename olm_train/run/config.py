@@ -1,6 +1,11 @@
 """The configuration of a run: `train.yaml` as frozen dataclasses, and the trainer built from it.
 
 Values -> lock -> model.vocab_size, model.preset filled in -> RunConfig -> build(world) -> Trainer
+
+What differs between this configuration and that of a run: `olm-train config --diff RUN`.
+
+RUN/config.json --defaults filled in--> plain values --+
+train.yaml + options --resolve--> RunConfig ----------> differences, one line each
 """
 
 from __future__ import annotations
@@ -9,13 +14,14 @@ import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from olm_data.bounded_json import JsonObject
+from olm_data.bounded_json import JsonObject, decode
 from olm_data.config.convert import Config, parse
-from olm_data.config.dump import as_dict
+from olm_data.config.dump import as_dict, differences
 from olm_data.config.hints import (
     FilePath,
     LocalPath,
@@ -27,27 +33,30 @@ from olm_data.config.hints import (
     PositiveInt,
 )
 from olm_data.config.values import Values
-from olm_data.errors import OlmError, UsageError
+from olm_data.errors import InputError, OlmError, UsageError, ValidationError
+from olm_data.kinds import nearest
 from olm_data.mixture.lock import Lock
+from olm_data.regular_files import read_regular
 from olm_data.rows.cache_plan import DEFAULT_FOLDER, CacheOptions
 from olm_data.storage.lease import TAKEOVER_SECONDS
 from olm_data.storage.output_paths import refuse_output
 from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.config import CallbacksConfig
 from olm_train.checkpoint.documents import saved_config
-from olm_train.checkpoint.folders import candidates
 from olm_train.checkpoint.load import Checkpoint
-from olm_train.checkpoint.manifest import Manifest
+from olm_train.checkpoint.manifest import CONFIG, MANIFEST, Manifest, candidates
+from olm_train.checkpoint.merged import folder_of_paths
 from olm_train.checkpoint.model_format import ModelFormat, format_of
 from olm_train.checkpoint.policy import LoadPolicy, LoadStrategy, Vocabulary
 from olm_train.data.loader import DataLoader
 from olm_train.distributed.holding import LeasePolicy, Takeover
 from olm_train.distributed.waiting import CommConfig
-from olm_train.distributed.world import World
+from olm_train.distributed.world import World, local_device
 from olm_train.duration import Duration
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.sharding import CHOSEN, Goal, Machine, choose
 from olm_train.model.config import DecoderConfig, by_name, overlaid
+from olm_train.model.flat_form import from_flat
 from olm_train.model.init import RULE
 from olm_train.model.presets import depth_fields, preset_fields
 from olm_train.train_module import TransformerTrainModule
@@ -495,3 +504,51 @@ def _begun(save_folder: str) -> JsonObject | None:
         except OlmError:
             continue  # it is damaged: whoever loads it says so
     return None
+
+
+def config_diff(run: str, config: RunConfig) -> list[str]:
+    """Return one line for each field that differs, `a.b: value of the run -> value here`.
+
+    `auto` counts as what it is on this machine. Fields that the run's release did not know count
+    with the default of this one. If the saved configuration no longer fits, its values are compared
+    as they are, and the first line says so.
+
+    Args:
+        run: folder of a run or of one of its checkpoints, or a config.json.
+        config: the configuration to compare it with.
+
+    Raises:
+        InputError: there is no saved configuration.
+        ValidationError: what is there is no JSON object.
+    """
+    here = Capability.of(local_device())
+    path = Path(run) / CONFIG if Path(run).is_dir() else Path(run)
+    try:
+        saved = decode(read_regular(path))
+    except OSError as error:
+        raise InputError(
+            f"no saved configuration: {error.strerror}",
+            where=str(path),
+            fix=nearest(run, f"give the folder of a run or of a checkpoint; it holds {CONFIG}"),
+        ) from error
+    except ValueError as error:
+        raise ValidationError("the saved configuration is not JSON", where=str(path)) from error
+    if not isinstance(saved, dict):
+        raise ValidationError("the saved configuration is not JSON object", where=str(path))
+    try:
+        if isinstance(saved.get("model"), dict):
+            saved["model"] = from_flat(saved["model"])
+        there = parse(RunConfig, Values(saved, file=str(path), folder=_folder_of_paths(path)))
+        old, notes = there.on_device(here)[0].as_dict(), []
+    except UsageError as error:
+        old, notes = saved, [f"(saved by another release: {error.what})"]
+    return notes + differences(old, config.on_device(here)[0].as_dict())
+
+
+def _folder_of_paths(config: Path) -> Path:
+    """Return what the paths in the `config.json` of a run or of a checkpoint count from."""
+    folder = config.absolute().parent
+    if not (folder / MANIFEST).exists():
+        return folder
+    store = Store(str(folder))
+    return Path(folder_of_paths(Checkpoint(store, Manifest.read(store))))

@@ -29,7 +29,7 @@ from support.runs import (
 from olm_data.errors import ValidationError
 from olm_train import Decoder, load_model
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.checkpoint.weights import evaluation_model
+from olm_train.checkpoint.portable import evaluation_model
 from olm_train.distributed.world import World
 from olm_train.extensions.hf_export.command import main as export
 from olm_train.trainer import Trainer

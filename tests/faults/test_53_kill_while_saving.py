@@ -9,8 +9,8 @@ import pytest
 from support.kill import killed_at_each_operation
 from support.runs import build_trainer
 
-from olm_train.checkpoint.folders import partial_folders, remove_partial
 from olm_train.checkpoint.load import newest_checkpoint
+from olm_train.checkpoint.manifest import partial_folders, remove_partial
 from olm_train.distributed.world import World
 
 OPTIONS = (

@@ -15,8 +15,8 @@ from support.runs import build_trainer
 from olm_data.errors import ValidationError
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint import manager
-from olm_train.checkpoint.folders import candidates
 from olm_train.checkpoint.load import open_checkpoint
+from olm_train.checkpoint.manifest import candidates
 from olm_train.distributed.world import World
 
 FILES = (

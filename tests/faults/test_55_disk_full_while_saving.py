@@ -11,8 +11,8 @@ from support.runs import build_trainer, metrics, same_bits, tensors
 
 from olm_data.errors import ResourceError
 from olm_train.callbacks.base import Callback
-from olm_train.checkpoint.folders import candidates, partial_folders
 from olm_train.checkpoint.load import newest_checkpoint, open_checkpoint
+from olm_train.checkpoint.manifest import candidates, partial_folders
 from olm_train.distributed.world import World
 from olm_train.trainer import Trainer
 

@@ -13,7 +13,7 @@ from support.seal import seal
 from olm_data.errors import ValidationError
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.manifest import VERSION
-from olm_train.checkpoint.weights import model_config
+from olm_train.checkpoint.portable import model_config
 from olm_train.distributed.world import World
 
 

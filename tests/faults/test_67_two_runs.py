@@ -22,8 +22,8 @@ from olm_data.storage.lease import LeaseLostError, Record
 from olm_data.storage.store import Store
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint import save as under_test
-from olm_train.checkpoint.folders import candidates
 from olm_train.checkpoint.load import open_checkpoint
+from olm_train.checkpoint.manifest import candidates
 from olm_train.distributed.world import World
 from olm_train.trainer import Trainer
 

@@ -24,8 +24,7 @@ from olm_data.run_log.metric_names import EVAL_TASK
 from olm_data.run_log.watched import EVAL, Measured, WatchedEvaluation, file_name, read_watched
 from olm_data.storage.lease import Lease, LeaseLostError, acquire
 from olm_data.storage.store import Store, absolute
-from olm_train.checkpoint.folders import complete_folders
-from olm_train.checkpoint.manifest import MANIFEST, Manifest
+from olm_train.checkpoint.manifest import MANIFEST, Manifest, complete_folders
 from olm_train.checkpoint.model_format import format_of
 from olm_train.checkpoint.portable import TrainedModel, open_portable
 from olm_train.extensions.downstream.evaluation import Evaluation

@@ -33,7 +33,7 @@ from olm_data.regular_files import open_regular
 from olm_data.storage.store import Store, is_remote
 from olm_data.storage.version import OneVersion
 from olm_data.threads import READERS, in_order
-from olm_train.checkpoint.index import TAGS
+from olm_train.checkpoint.tensors import TAGS
 from olm_train.extensions.hf.tensors import Slices
 
 MOST_HEADER = 100_000_000

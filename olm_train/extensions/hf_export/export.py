@@ -8,26 +8,37 @@
 Main memory: the rows of one tensor in both dtypes, and what the system keeps of one file. A local
 folder is there whole or not at all. In a bucket files are seen as they come: what tells a whole
 export is `olm-export.json`, and no reader takes a folder without `config.json`.
+
+Who reads a folder before it is there, and what could not be compared.
+
+tokenizers, AutoTokenizer -> ids    transformers -> logits, text, loss (`verify.py`)    -> Verified
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import torch
+from torch import Tensor
 
 from olm_data.canonical import sha256_file
-from olm_data.errors import ValidationError, printable
-from olm_data.mixture.lock import Lock
-from olm_data.model_receipt import Claim, FileProof, Receipt
+from olm_data.errors import InputError, OlmError, ValidationError, printable
+from olm_data.mixture.lock import Lock, lock_of_run
+from olm_data.model_receipt import Claim, FileProof, ModelProof, Receipt, Verified
+from olm_data.rows.reader import RowReader
 from olm_data.storage.destination import Draft, LocalFolder, RemotePrefix, destination, in_the_way
 from olm_data.storage.disk import io_errors, write_durable
 from olm_data.storage.output_paths import refuse_output
 from olm_train.checkpoint.load import Checkpoint
-from olm_train.checkpoint.weights import model_config
+from olm_train.checkpoint.merged import folder_of_paths
+from olm_train.checkpoint.portable import evaluation_model, model_config
 from olm_train.extensions.hf_export import verify
-from olm_train.extensions.hf_export.job import Job, Options
-from olm_train.extensions.hf_export.proof import prove_folder, why_not_computed
+from olm_train.extensions.hf_export.job import DTYPES, Job, Options
 from olm_train.extensions.hf_export.shards import (
     INDEX,
     index_of,
@@ -35,7 +46,88 @@ from olm_train.extensions.hf_export.shards import (
     refuse_other,
     write_shard,
 )
-from olm_train.extensions.hf_export.tokenizer_files import TokenizerFiles
+from olm_train.extensions.hf_export.tokenizer_files import TokenizerFiles, prove
+
+ROWS = 2
+"""Rows of the mixture whose loss is compared."""
+
+
+def why_not_computed(job: Job) -> str:
+    """Return why transformers does not compute with the folder; empty: it does."""
+    if job.options.check == "files":
+        return "logits, greedy text and loss: --verify files"
+    if job.options.check == "auto":
+        if not verify.installed():
+            return "logits, greedy text and loss: transformers is not installed"
+        needed, here = verify.room_needed(job.config.num_params), verify.room_here()
+        if needed > here:
+            return (
+                f"logits, greedy text and loss: both models take {needed / 1e9:,.0f} GB, more than "
+                f"half of this machine's memory ({here / 1e9:,.0f} GB); --verify transformers"
+            )
+    return ""
+
+
+def prove_folder(
+    job: Job, folder: Path, tokenizer: TokenizerFiles | None, why_not: str
+) -> Verified:
+    """Let other programs read a folder.
+
+    Args:
+        job: what it is to be.
+        folder: local, with everything in it; without weights where transformers does not compute.
+        tokenizer: what was written of it.
+        why_not: nothing computes with it, see `why_not_computed`.
+
+    Raises:
+        ValidationError: one of them reads, or computes, something else.
+    """
+    skipped = [why_not] if why_not else []
+    readers: list[str] = []
+    if tokenizer is None:
+        skipped.append("tokenizer: the checkpoint has none")
+    else:
+        readers = prove(folder, tokenizer)
+        if len(readers) == 1:
+            skipped.append("ids of AutoTokenizer: transformers is not installed")
+    found: ModelProof | None = None
+    if not why_not:
+        model = evaluation_model(job.checkpoint)
+        for value in model.parameters():
+            value.data = value.data.to(DTYPES[job.options.dtype]).float()
+        try:
+            batch = _rows(job)
+        except (OlmError, OSError) as error:
+            batch = []
+            reason = error.what if isinstance(error, OlmError) else "its files are not there"
+            skipped.append(f"loss of rows of the mixture: {reason}")
+        found = verify.prove(folder, model, () if tokenizer is None else tokenizer.eos, batch)
+    return Verified(
+        tensors_read_by=f"safetensors {safetensors.__version__}",
+        tokenizer_read_by=tuple(readers),
+        model=found,
+        not_compared=tuple(skipped),
+    )
+
+
+def _rows(job: Job) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
+    """Return the first rows of the mixture, from the data it was trained on.
+
+    Raises:
+        OlmError, FileNotFoundError: they are not there any more.
+    """
+    if job.lock is None:
+        raise InputError("nobody recorded a mixture")
+    run = folder_of_paths(job.checkpoint)
+    lock = Lock.read(lock_of_run(job.checkpoint.config(), run))
+    lock.refuse_far(run)
+    if lock.digest != job.lock.digest:
+        raise InputError("another mixture lies where that of the run was")
+    reader = RowReader(lock)
+    batch = reader.read(np.arange(min(ROWS, reader.total_rows)))
+    fields = (batch.input_ids, batch.labels, batch.doc_start)
+    return list(zip(*(torch.from_numpy(f.astype(np.int64)) for f in fields), strict=True))
+
 
 MODEL_CONFIG = "config.json"
 

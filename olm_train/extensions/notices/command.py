@@ -28,8 +28,7 @@ from olm_data.storage.lease import Record, newest
 from olm_data.storage.process import State, state_of
 from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.notice import Event, Notice, address
-from olm_train.extensions.notices.sender import Sender
-from olm_train.extensions.notices.sent import WATCHED, SentLog
+from olm_train.extensions.notices.sender import WATCHED, Sender, SentLog
 
 LOOKS = 8
 """How often in `--after` it looks."""

@@ -25,8 +25,7 @@ from olm_train.callbacks.base import Callback
 from olm_train.callbacks.notice import Event, Notice, NotificationSetting, address, hide
 from olm_train.checkpoint.documents import NOTIFIED
 from olm_train.distributed.preempt import Preempted
-from olm_train.extensions.notices.sender import Sender
-from olm_train.extensions.notices.sent import SentLog
+from olm_train.extensions.notices.sender import Sender, SentLog
 from olm_train.stability.report import NonFiniteError
 
 LOOKS = 8

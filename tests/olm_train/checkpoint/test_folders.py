@@ -8,15 +8,15 @@ import pytest
 
 from olm_data.storage.lease import LeaseLostError, acquire
 from olm_data.storage.store import Store
-from olm_train.checkpoint.folders import (
+from olm_train.checkpoint.manifest import (
     candidates,
+    folder_name,
     no_checkpoint,
     partial_folders,
     remove_checkpoint,
     remove_partial,
     write_pointer,
 )
-from olm_train.checkpoint.manifest import folder_name
 
 
 def test_removal_takes_the_name_away_first_and_partial_ones_are_cleaned(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.errors import InputError, ValidationError
-from olm_train.checkpoint import index
-from olm_train.checkpoint.index import Chunk, Index, TensorEntry, _tiles
+from olm_train.checkpoint import tensors as index
+from olm_train.checkpoint.tensors import Chunk, Index, TensorEntry, _tiles
 
 boxes = st.lists(
     st.tuples(*[st.tuples(st.integers(0, 2), st.integers(1, 3)) for _ in range(2)]), max_size=6

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from support.runs import build_trainer
 
 from olm_data.errors import UsageError
-from olm_train.checkpoint.folders import candidates
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.checkpoint.manifest import Kind
+from olm_train.checkpoint.manifest import Kind, candidates
 from olm_train.checkpoint.policy import (
     CheckpointerConfig,
     Removal,

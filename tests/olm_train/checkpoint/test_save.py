@@ -13,9 +13,8 @@ from support.store_proxy import Proxy, answer, reset
 from olm_data.errors import UsageError
 from olm_data.storage.store import Store
 from olm_train.callbacks.base import Callback
-from olm_train.checkpoint.folders import candidates, partial_folders
 from olm_train.checkpoint.load import newest_checkpoint, open_checkpoint
-from olm_train.checkpoint.manifest import MANIFEST
+from olm_train.checkpoint.manifest import MANIFEST, candidates, partial_folders
 from olm_train.distributed.world import World
 from olm_train.extensions.hf_export.command import main as export
 from olm_train.trainer import Trainer

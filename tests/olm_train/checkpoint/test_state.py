@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.errors import UsageError, ValidationError
-from olm_train.checkpoint.index import Index
 from olm_train.checkpoint.state import flatten, from_json, split, to_json
+from olm_train.checkpoint.tensors import Index
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),

@@ -17,11 +17,19 @@ from support.runs import build_trainer, group_world, metrics
 from support.training import build, digest, full, train
 
 from olm_data.storage.store import Store
-from olm_train.checkpoint.index import DTYPES, Chunk, Index, TensorEntry
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.manifest import Kind
 from olm_train.checkpoint.save import Contents, save_checkpoint
-from olm_train.checkpoint.tensors import Box, TensorsFile, fill, tensors_file
+from olm_train.checkpoint.tensors import (
+    DTYPES,
+    Box,
+    Chunk,
+    Index,
+    TensorEntry,
+    TensorsFile,
+    fill,
+    tensors_file,
+)
 from olm_train.distributed.world import World
 
 

@@ -14,7 +14,7 @@ from support.runs import build_trainer
 
 from olm_data.errors import InputError, OlmError, ValidationError
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.checkpoint.weights import evaluation_model
+from olm_train.checkpoint.portable import evaluation_model
 from olm_train.distributed.world import World
 from olm_train.extensions.hf_export.command import main
 from olm_train.model.weights_folder import load_exported

@@ -14,7 +14,7 @@ from support.hub_stub import HubStub
 from support.runs import build_trainer
 
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.checkpoint.weights import evaluation_model
+from olm_train.checkpoint.portable import evaluation_model
 from olm_train.distributed.world import World
 from olm_train.generate.command import generate, main
 from olm_train.generate.sampling import Sampling

@@ -11,8 +11,7 @@ from support.runs import build_trainer
 from olm_data.errors import UsageError
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
-from olm_train.model.init import RULE, init_parameters, parameter_key
-from olm_train.model.normal import Workspace
+from olm_train.model.init import RULE, Workspace, init_parameters, parameter_key
 
 CONFIG = DecoderConfig(
     vocab_size=600, d_model=64, n_layers=3, n_heads=4, attention={"qk_norm": "head"}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from olm_train.model.normal import CHUNK, CUTOFF, Workspace
+from olm_train.model.init import CHUNK, CUTOFF, Workspace
 
 KEY = 0x0123456789ABCDEF
 COUNT = 1 << 21

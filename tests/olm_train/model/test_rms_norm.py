@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from olm_train.model.norm import RMSNorm
-from olm_train.model.rms_norm import rms_norm_on_cpu
+from olm_train.model.norm import RMSNorm, rms_norm_on_cpu
 
 EPS = 1e-6
 

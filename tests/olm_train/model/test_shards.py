@@ -19,8 +19,7 @@ from olm_train.checkpoint.load import open_checkpoint
 from olm_train.distributed.world import World
 from olm_train.extensions.hf_export.command import export
 from olm_train.model.decoder import Decoder
-from olm_train.model.init import init_parameters
-from olm_train.model.normal import Workspace
+from olm_train.model.init import Workspace, init_parameters
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp": {},

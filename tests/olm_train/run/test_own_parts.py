@@ -28,8 +28,7 @@ from olm_train.distributed.world import World
 from olm_train.extensions.hf_export.command import main as export
 from olm_train.generate.command import main as generate
 from olm_train.model.load import load_saved
-from olm_train.run.config import RunConfig
-from olm_train.run.config_diff import config_diff
+from olm_train.run.config import RunConfig, config_diff
 from olm_train.run.reference import written
 from olm_train.trainer import Trainer
 

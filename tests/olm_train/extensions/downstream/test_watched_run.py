@@ -23,7 +23,7 @@ from olm_data.run_log.ends import End, append_end, is_over
 from olm_data.run_log.log import Start, append_start
 from olm_data.run_log.watched import read_all_watched
 from olm_data.storage.store import Store
-from olm_train.checkpoint.folders import complete_folders
+from olm_train.checkpoint.manifest import complete_folders
 from olm_train.checkpoint.portable import TrainedModel
 from olm_train.extensions.downstream import watched_run
 from olm_train.extensions.downstream.command import main

@@ -7,7 +7,7 @@ import torch
 from support.hf_twin import plain_llama
 
 from olm_data.errors import UsageError
-from olm_train.extensions.harness.scores import CHUNK, Answer, answers, rows_of
+from olm_train.extensions.harness.model import CHUNK, Answer, answers, rows_of
 
 CPU = torch.device("cpu")
 

@@ -30,9 +30,9 @@ from support.runs import (
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.storage.store import Store
-from olm_train.checkpoint.folders import candidates
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.checkpoint.weights import evaluation_model
+from olm_train.checkpoint.manifest import candidates
+from olm_train.checkpoint.portable import evaluation_model
 from olm_train.distributed.world import World
 from olm_train.extensions.hf_export.export import export
 from olm_train.extensions.hf_export.job import Options

@@ -12,7 +12,7 @@ import torch
 from support.hf_exports import OLMO2, trained
 from support.runs import environment
 
-from olm_train.checkpoint.weights import evaluation_model
+from olm_train.checkpoint.portable import evaluation_model
 from olm_train.extensions.hf_export.export import export
 from olm_train.extensions.hf_export.job import Options
 

@@ -12,8 +12,8 @@ from support.hf_exports import OLMO2, trained
 from olm_data.errors import InputError, ValidationError
 from olm_train.extensions.hf_export import export as exporting
 from olm_train.extensions.hf_export import job, proof
+from olm_train.extensions.hf_export.export import why_not_computed
 from olm_train.extensions.hf_export.job import Options
-from olm_train.extensions.hf_export.proof import why_not_computed
 
 
 def test_a_folder_that_computes_otherwise_is_never_there(

@@ -14,7 +14,7 @@ from support.hf_exports import OLMO2, trained
 
 from olm_data.errors import ValidationError
 from olm_train.checkpoint.load import Checkpoint
-from olm_train.checkpoint.weights import evaluation_model
+from olm_train.checkpoint.portable import evaluation_model
 from olm_train.extensions.hf_export.export import export
 from olm_train.extensions.hf_export.job import Options
 from olm_train.extensions.hf_export.verify import lengths_of, prove

@@ -10,7 +10,7 @@ import torch
 from support.training import MODEL, build, micro_batches
 from torch import nn
 
-from olm_train.extensions.monitors.activations import ActivationProbe, as_rows
+from olm_train.extensions.monitors.gap_monitor import ActivationProbe, as_rows
 from olm_train.model.config import DecoderConfig
 from olm_train.model.tap import row_of
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig

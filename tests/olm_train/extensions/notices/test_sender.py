@@ -12,8 +12,7 @@ from support.webhook import TOKEN, webhook
 
 from olm_train.callbacks.notice import Event, Notice
 from olm_train.checkpoint.documents import NOTIFIED
-from olm_train.extensions.notices.sender import Sender
-from olm_train.extensions.notices.sent import SentLog
+from olm_train.extensions.notices.sender import Sender, SentLog
 
 
 def notice(event: Event = Event.spike, step: int = 1) -> Notice:

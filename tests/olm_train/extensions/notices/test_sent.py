@@ -9,7 +9,7 @@ import pytest
 
 from olm_train.callbacks.notice import Event, Notice
 from olm_train.checkpoint.documents import NOTIFIED
-from olm_train.extensions.notices.sent import MOST_KEPT, SentLog
+from olm_train.extensions.notices.sender import MOST_KEPT, SentLog
 
 
 def notice(event: Event = Event.spike, step: int = 3) -> Notice:
@@ -50,7 +50,7 @@ def test_a_damaged_file_is_said_and_begun_anew(tmp_path: Path, content: bytes) -
 def test_the_file_does_not_grow_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("olm_train.extensions.notices.sent.write_durable", lambda *_: None)
+    monkeypatch.setattr("olm_train.extensions.notices.sender.write_durable", lambda *_: None)
     monkeypatch.setattr("os.replace", lambda *_: None)
     log = SentLog(tmp_path / NOTIFIED)
     for step in range(MOST_KEPT + 5):
