@@ -72,9 +72,9 @@ class Checkpoint:
 
     def read_bytes(self, name: str, limit: int = MAX_DOCUMENT) -> bytes | None:
         """Return the bytes of one of its files, checked again, or None when it has no such file."""
-        if name not in [entry.name for entry in self.manifest.files]:
+        entry = next((each for each in self.manifest.files if each.name == name), None)
+        if entry is None:
             return None
-        entry = self.manifest.entry(name)
         data = self.files.read(name, limit=min(entry.bytes, limit))
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise ValidationError(f"{name} changed while it was read", where=self.folder)

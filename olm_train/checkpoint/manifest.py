@@ -218,10 +218,6 @@ class Manifest(msgspec.Struct, frozen=True):
             f"the manifest of checkpoint {name} was changed: its digest is wrong", where=where
         )
 
-    def entry(self, name: str) -> FileEntry:
-        """Return the entry of a file."""
-        return next(entry for entry in self.files if entry.name == name)
-
     def files_in(self, checkpoint: Store) -> Store:
         """Return the folder of the files of a checkpoint with this manifest."""
         return checkpoint.child(self.folder) if self.folder else checkpoint

@@ -8,6 +8,7 @@ once. Rank 0 speaks; an error is told once, by the rank that met it first.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import sysconfig
@@ -30,49 +31,6 @@ if TYPE_CHECKING:
     from olm_train.distributed.world import World
     from olm_train.run.config import RunConfig
     from olm_train.run.dry_run import Plan
-
-HELP = """\
-Train from a configuration file; run the same command again to go on where it stopped.
-
-  torchrun --nproc-per-node=2 -m olm_train.run train.yaml --train_module.optim.lr=3e-4
-  python -m olm_train.run train.yaml --dry-run
-
-Usage: python -m olm_train.run [CONFIG] [--preset NAME] [--name.of.field=value ...]
-                               [--dry-run [--gpu NAME] [--mfu X]] [--strict]
-                               [--strict-env] [--debug]
-
-  CONFIG                  YAML file; default: ./train.yaml. Paths in it count from its folder.
-  --preset NAME           take the model of that name, such as olmo2-1b, instead of the file's
-  --name.of.field=value   replaces one field; the value is YAML, such as 3e-4, true or
-                          '{value: 100, unit: steps}', after `=` or as the next word. Paths
-                          count from the current folder.
-                          --name.of.list[0]= is an item, --name.of.mapping["key"]= any key.
-  --dry-run               print configuration, mixture, schedule, size, memory of a rank, days and
-                          first rows; train nothing. Set WORLD_SIZE for that many ranks.
-  --gpu NAME              for --dry-run: the accelerator to plan for; default: h100
-  --mfu X                 for --dry-run: share of its peak that is reached; default: 0.4
-  --strict                refuse to go on where the newest checkpoint is damaged, instead of from
-                          the one before it
-  --strict-env            refuse to go on with a run made with other versions or devices
-  --debug                 show the traceback of an error
-  --help                  show this
-
-Exit codes: 0 ok, 1 unexpected, 2 usage, 3 validation or digest mismatch, 4 input refused,
-5 local resource, 6 remote storage, 7 conflict, 75 stopped by SIGTERM or SIGUSR1 after saving (run
-the same command again), 130 interrupted. torchrun itself turns every code but 0 into 1.
-"""
-
-CONFIG_HELP = """\
-olm-train config [CONFIG] [--preset NAME] [--name.of.field=value ...] [--diff RUN]
-
-  olm-train config train.yaml --train_module.optim.lr=1e-3
-  olm-train config train.yaml --diff runs/first
-
-Prints the configuration that the file (by default ./train.yaml) and the options come to, as YAML.
-
-  --diff RUN              print instead what differs from the configuration of the run (or
-                          checkpoint) in that folder
-"""
 
 FLAGS = ("--dry-run", "--strict", "--strict-env", "--debug", "--help", "-h")
 OPTIONS = ("--preset", "--gpu", "--mfu")
@@ -131,21 +89,21 @@ class Arguments:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code; errors become messages."""
-    return _ended(sys.argv[1:] if argv is None else argv, HELP, _run)
+    return _ended(sys.argv[1:] if argv is None else argv, _run)
 
 
 def print_config(argv: list[str]) -> int:
     """Print what a file and options come to, for `olm-train config`; return the exit code."""
-    return _ended(argv, CONFIG_HELP, _print_config)
+    return _ended(argv, _print_config)
 
 
-def _ended(argv: list[str], help: str, action: Callable[[Arguments], int]) -> int:
+def _ended(argv: list[str], action: Callable[[Arguments], int]) -> int:
     """Do what the arguments say and return the exit code; errors become messages."""
     try:
         arguments = Arguments.split(argv)
         if "--help" in arguments.flags:
             if _rank() == 0:
-                print(help, end="")
+                print(inspect.getdoc(action))
             return 0
         return action(arguments)
     except KeyboardInterrupt:
@@ -184,6 +142,17 @@ def _resolve(arguments: Arguments) -> RunConfig:
 
 
 def _print_config(arguments: Arguments) -> int:
+    """olm-train config [CONFIG] [--preset NAME] [--name.of.field=value ...] [--diff RUN]
+
+      olm-train config train.yaml --train_module.optim.lr=1e-3
+      olm-train config train.yaml --diff runs/first
+
+    Prints the configuration that the file (by default ./train.yaml) and the options come to, as
+    YAML.
+
+      --diff RUN              print instead what differs from the configuration of the run (or
+                              checkpoint) in that folder
+    """
     import yaml
 
     useless = [*arguments.flags & {"--dry-run"}, *arguments.options.keys() - {*CONFIG_OPTIONS}]
@@ -204,6 +173,35 @@ def _print_config(arguments: Arguments) -> int:
 
 
 def _run(arguments: Arguments) -> int:
+    """Train from a configuration file; run the same command again to go on where it stopped.
+
+      torchrun --nproc-per-node=2 -m olm_train.run train.yaml --train_module.optim.lr=3e-4
+      python -m olm_train.run train.yaml --dry-run
+
+    Usage: python -m olm_train.run [CONFIG] [--preset NAME] [--name.of.field=value ...]
+                                   [--dry-run [--gpu NAME] [--mfu X]] [--strict]
+                                   [--strict-env] [--debug]
+
+      CONFIG                  YAML file; default: ./train.yaml. Paths in it count from its folder.
+      --preset NAME           take the model of that name, such as olmo2-1b, instead of the file's
+      --name.of.field=value   replaces one field; the value is YAML, such as 3e-4, true or
+                              '{value: 100, unit: steps}', after `=` or as the next word. Paths
+                              count from the current folder.
+                              --name.of.list[0]= is an item, --name.of.mapping["key"]= any key.
+      --dry-run               print configuration, mixture, schedule, size, memory of a rank, days
+                              and first rows; train nothing. Set WORLD_SIZE for that many ranks.
+      --gpu NAME              for --dry-run: the accelerator to plan for; default: h100
+      --mfu X                 for --dry-run: share of its peak that is reached; default: 0.4
+      --strict                refuse to go on where the newest checkpoint is damaged, instead of
+                              from the one before it
+      --strict-env            refuse to go on with a run made with other versions or devices
+      --debug                 show the traceback of an error
+      --help                  show this
+
+    Exit codes: 0 ok, 1 unexpected, 2 usage, 3 validation or digest mismatch, 4 input refused,
+    5 local resource, 6 remote storage, 7 conflict, 75 stopped by SIGTERM or SIGUSR1 after saving
+    (run the same command again), 130 interrupted. torchrun itself turns every code but 0 into 1.
+    """
     if "--diff" in arguments.options:
         raise UsageError(
             "--diff is for olm-train config",

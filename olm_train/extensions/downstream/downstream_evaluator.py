@@ -55,6 +55,13 @@ class QuestionScores(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     values: tuple[float | None, ...]
     version: Literal[1] = 1
 
+    @classmethod
+    def of(cls, scores: TaskScores, step: int) -> QuestionScores:
+        """Return the scores of a task after `step` as they are kept."""
+        values = scores.values[scores.primary].tolist()
+        kept = tuple(None if value != value else value for value in values)
+        return cls(digest=scores.digest, metric=scores.primary, step=step, values=kept)
+
     def write(self, run: Path, name: str) -> None:
         """Write them for the task of a name, whole; a file of the same step is replaced."""
         file = f"step{self.step:08}.json"
@@ -145,10 +152,11 @@ class DownstreamEvaluatorCallback(Evaluations):
             return None
         self._scores[name] = scores
         folder, step = trainer.work_dir, trainer.step
-        before = trainer.world.on_main(lambda: values_before(folder, name, scores, step))
-        results = scores.metrics()
-        if before is not None:
-            results |= change(scores.values[scores.primary], before).metrics(scores.primary)
+        before = trainer.world.on_main(lambda: last_scores(folder, name, before=step))
+        results, metric = scores.metrics(), scores.primary
+        values = None if before is None else comparable(before, scores)
+        if values is not None:
+            results |= change(scores.values[metric], values).metrics(metric)
         return results
 
     def keep(self, names: Sequence[str]) -> None:
@@ -156,15 +164,9 @@ class DownstreamEvaluatorCallback(Evaluations):
 
         def write() -> None:
             for name in names:
-                question_scores(self._scores[name], trainer.step).write(trainer.work_dir, name)
+                QuestionScores.of(self._scores[name], trainer.step).write(trainer.work_dir, name)
 
         trainer.world.on_main(write)
-
-
-def values_before(folder: Path, name: str, scores: TaskScores, step: int) -> Float64 | None:
-    """Return the values of the evaluation before `step` of the same task; None: there is none."""
-    found = last_scores(folder, name, before=step)
-    return None if found is None else comparable(found, scores)
 
 
 def comparable(found: QuestionScores, scores: TaskScores) -> Float64 | None:
@@ -172,14 +174,3 @@ def comparable(found: QuestionScores, scores: TaskScores) -> Float64 | None:
     if (found.digest, found.metric) != (scores.digest, scores.primary):
         return None
     return np.array([np.nan if v is None else v for v in found.values])
-
-
-def question_scores(scores: TaskScores, step: int) -> QuestionScores:
-    """Return the scores as they are kept."""
-    values = scores.values[scores.primary].tolist()
-    return QuestionScores(
-        digest=scores.digest,
-        metric=scores.primary,
-        step=step,
-        values=tuple(None if value != value else value for value in values),
-    )
