@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -20,6 +21,8 @@ Result = TypeVar("Result")
 
 READERS = 16
 """Requests at a time: remote stores answer slowly, but many at a time."""
+SYSTEM = Path("/")
+"""Of the files in which the system says what a process may use."""
 
 
 def in_order(
@@ -74,3 +77,35 @@ def _wait_for_leaving() -> None:
 
 
 atexit.register(_wait_for_leaving)
+
+
+def cgroup_quota(root: Path = SYSTEM) -> float | None:
+    """Return the least quota of this process's cgroup and those above it, in cores."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    quotas = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        folder = base / path.lstrip("/")
+        for place in (folder, *folder.parents):
+            quotas.append(_quota(place))
+            if place == base:
+                break
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota(folder: Path) -> float | None:
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+        return int(quota) / int(period) if quota not in ("max", "-1", "0") else None
+    except (OSError, ValueError):
+        return None

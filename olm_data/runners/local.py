@@ -16,6 +16,7 @@ threads is ever forked, from a fork server (`fork_server.py`), to load it meanwh
 from __future__ import annotations
 
 import ctypes
+import math
 import multiprocessing
 import os
 import resource
@@ -25,7 +26,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from olm_data.runners.base import RETRIES, Count, Deferred, Done, Job, Note, Run
 from olm_data.runners.fork_server import one_thread, own_sockets, take_environment
 from olm_data.runners.outcome import Outcome, begin, finish, result_of
 from olm_data.sinks import guard
+from olm_data.threads import cgroup_quota
 
 TICK_SECONDS = 0.25
 """How often the parent looks at the counts while it waits for results."""
@@ -323,37 +324,5 @@ def granted_cpus() -> int:
     count = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    for folder in _cgroup_folders():
-        count = min(count, _quota(folder) or count)
-    return max(count, 1)
-
-
-def _cgroup_folders() -> list[Path]:
-    root = Path("/sys/fs/cgroup")
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    folders = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        base = root if not controllers else root / controllers
-        if not controllers or "cpu" in controllers.split(","):
-            place = base / path.lstrip("/")
-            folders += [place, *(p for p in place.parents if p == base or base in p.parents), base]
-    return folders
-
-
-def _quota(folder: Path) -> int | None:
-    """CPUs a cgroup grants (v2 `cpu.max`, v1 `cpu.cfs_quota_us`), rounded up; None if unlimited."""
-    try:
-        if (folder / "cpu.max").exists():
-            quota, period = (folder / "cpu.max").read_text().split()
-        else:
-            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
-            period = (folder / "cpu.cfs_period_us").read_text().strip()
-    except OSError:
-        return None
-    if quota == "max" or int(quota) <= 0:
-        return None
-    return -(-int(quota) // int(period))
+    quota = cgroup_quota()
+    return max(count if quota is None else min(count, math.ceil(quota)), 1)

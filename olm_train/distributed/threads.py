@@ -17,8 +17,7 @@ from pathlib import Path
 
 from olm_data.bounded_json import decode_object
 from olm_data.regular_files import read_regular
-
-SYSTEM = Path("/")
+from olm_data.threads import SYSTEM, cgroup_quota
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,38 +86,6 @@ def recorded_threads(config: Path) -> int | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if type(found) is int and found > 0 else None
-
-
-def cgroup_quota(root: Path = SYSTEM) -> float | None:
-    """Return the least quota of this process's cgroup and those above it, in cores."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    quotas = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        folder = base / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            quotas.append(_quota(place))
-            if place == base:
-                break
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _quota(folder: Path) -> float | None:
-    try:
-        if (folder / "cpu.max").exists():
-            quota, period = (folder / "cpu.max").read_text().split()
-        else:
-            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
-            period = (folder / "cpu.cfs_period_us").read_text().strip()
-        return int(quota) / int(period) if quota not in ("max", "-1") else None
-    except (OSError, ValueError):
-        return None
 
 
 def _cores(root: Path = SYSTEM) -> int:
