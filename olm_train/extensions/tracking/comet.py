@@ -19,7 +19,7 @@ from olm_data.run_log.metric_names import WATCHED_STEP
 from olm_train.callbacks.notice import Event, NotificationSetting
 from olm_train.extensions.tracking.base import Ending, Level, TrackedRun, Tracker, without_secrets
 from olm_train.extensions.tracking.callback import TaggedCallback
-from olm_train.extensions.tracking.comet_sinks import Archive, Metric, Place, Server, Sink, flat
+from olm_train.extensions.tracking.comet_sinks import Archive, Metric, Place, Server, flat
 
 ENDED: dict[Ending, tuple[str, Event]] = {
     "finished": ("completed", Event.finished),
@@ -73,7 +73,7 @@ class CometTracker(Tracker):
     def __init__(self, run: TrackedRun, options: CometCallback) -> None:
         self._told, self._options = run, options
         self._new = uuid.uuid4().hex
-        self._sink: Sink | None = None
+        self._sink: Server | Archive | None = None
         self._logged = 0
         self._last: dict[str, int] = {}
         self._started = False
@@ -91,7 +91,7 @@ class CometTracker(Tracker):
         tags = list(without_secrets(options.tags) or ())
         place = Place(told.project, options.workspace, tags)
         online = get_config().get_bool(None, "comet.start.online") is not False
-        kind: type[Sink] = Server if online else Archive
+        kind = Server if online else Archive
         self._sink = kind(told.folder, key or self._new, place)
         self.by_arrival = not online
         if key is None:

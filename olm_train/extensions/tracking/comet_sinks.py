@@ -10,7 +10,6 @@ import json
 import os
 import time
 import zipfile
-from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,52 +46,11 @@ class Place(NamedTuple):
     tags: list[str]
 
 
-class Sink(ABC):
-    """An experiment; made anew where an earlier one failed.
-
-    Args:
-        folder: of the run.
-        key: of the experiment, 32 to 50 letters and digits; begun where there is none of it.
-        place: where it is put, and its tags.
-    """
-
-    def __init__(self, folder: Path, key: str, place: Place) -> None:
-        self.folder, self.key, self.place = folder, key, place
-
-    @abstractmethod
-    def describe(self, name: str, parameters: dict[str, str]) -> None:
-        """Say what it is, at its beginning."""
-
-    @abstractmethod
-    def last(self, step: int) -> dict[str, int]:
-        """Remove what lies beyond `step`, if that is possible; return the last step by metric."""
-
-    @abstractmethod
-    def send(self, metrics: list[Metric]) -> None:
-        """Return when they have arrived."""
-
-    def tag(self, tag: str) -> None:  # noqa: B027  # only a server has tags
-        """Give it a tag."""
-
-    def tags(self) -> list[str]:
-        """Return those it has."""
-        return []
-
-    def notify(  # noqa: B027
-        self, title: str, status: str, name: str, more: dict[str, str]
-    ) -> None:
-        """Send an e-mail."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """The run has ended."""
-
-
-class Server(Sink):
+class Server:
     """An experiment on a server, that of COMET_URL_OVERRIDE or Comet's own."""
 
     def __init__(self, folder: Path, key: str, place: Place) -> None:
-        super().__init__(folder, key, place)
+        self.key, self.place = key, place
         from comet_ml.config import get_api_key, get_config
         from comet_ml.connection.connection_factory import (
             get_rest_api_client,
@@ -163,11 +121,11 @@ class _Message(msgspec.Struct, frozen=True):
     payload: _Payload
 
 
-class Archive(Sink):
+class Archive:
     """Files in the folder of a run."""
 
     def __init__(self, folder: Path, key: str, place: Place) -> None:
-        super().__init__(folder, key, place)
+        self.folder, self.key, self.place = folder, key, place
         (folder / FOLDER / key).mkdir(parents=True, exist_ok=True)
         self._path = folder / FOLDER / key / MESSAGES
         self._tags = list(place.tags)
@@ -202,6 +160,11 @@ class Archive(Sink):
 
     def tag(self, tag: str) -> None:
         self._tags.append(tag)
+
+    def tags(self) -> list[str]:
+        return []  # nobody gives it one
+
+    def notify(self, title: str, status: str, name: str, more: dict[str, str]) -> None: ...
 
     def close(self) -> None:
         experiment = {
