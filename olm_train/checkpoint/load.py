@@ -61,6 +61,11 @@ class Checkpoint:
         return self.manifest.files_in(self.store)
 
     @property
+    def tensors(self) -> Store:
+        """Where the files of its tensors lie."""
+        return self.files.child(TENSORS)
+
+    @property
     def name(self) -> str:
         """Name of its folder, such as step00000100."""
         return self.store.root.rpartition("/")[2]
@@ -155,7 +160,7 @@ class Checkpoint:
         self._refuse_misfits(flat, tuple(tensors))
         values = self.index.values
         put_back(tensors, values)
-        world.on_each(lambda: fill(split(flat)[0], self.files, self.index))
+        world.on_each(lambda: fill(split(flat)[0], self.tensors, self.index))
 
     def whole_tensors(self, prefix: str, names: Iterable[str], world: World) -> dict[str, Tensor]:
         """Return tensors, whole, on the CPU, by their names without a prefix; every rank calls it.
@@ -166,7 +171,7 @@ class Checkpoint:
         entries = {name: self.index.tensors[f"{prefix}{name}"] for name in names}
         found = {n: torch.empty(e.shape, dtype=e.torch_dtype) for n, e in entries.items()}
         named = {f"{prefix}{name}": tensor for name, tensor in found.items()}
-        world.on_each(lambda: fill(named, self.files, self.index))
+        world.on_each(lambda: fill(named, self.tensors, self.index))
         return found
 
     def _refuse_misfits(self, wanted: StateDict, parts: tuple[str, ...]) -> None:

@@ -39,7 +39,7 @@ from olm_train.checkpoint.manifest import (
     step_of,
 )
 from olm_train.checkpoint.save import Contents, save_checkpoint
-from olm_train.checkpoint.tensors import Box, Chunk, Index, TensorsFile, fill, tensors_file
+from olm_train.checkpoint.tensors import Box, TensorsFile, fill, index_of, tensors_file
 from olm_train.distributed.world import World
 from olm_train.optim.averaging import Weighting, shares
 
@@ -254,7 +254,7 @@ def _refuse_others(checkpoints: Sequence[Checkpoint]) -> None:
     for other in checkpoints[1:]:
         wrong = []
         shapes = [
-            {n: (e.shape, e.dtype) for n, e in c.index.tensors.items() if n.startswith("model.")}
+            {n: (e.shape, e.dtype) for n, e in c.index.tensors.items() if _is_of_model(n)}
             for c in (first, other)
         ]
         if shapes[0] != shapes[1] or first.config()["model"] != other.config()["model"]:
@@ -278,23 +278,26 @@ def _tokenizer(checkpoint: Checkpoint) -> str | None:
 
 def _write(checkpoints: Sequence[Checkpoint], found: Sequence[float], folder: Path) -> None:
     """Write the tensors of the mean and their index, one tensor at a time."""
-    of = checkpoints[-1].index.tensors
-    tensors = {name: of[name] for name in sorted(of) if name.startswith("model.")}
-    boxes = {
-        name: Box(name, entry.torch_dtype, entry.shape)
-        for name, entry in tensors.items()
-        if entry.elements
-    }
-    name = tensors_file(0)
-    with TensorsFile(folder / name, list(boxes.values())) as file:
-        for box in boxes.values():
-            start = file.add(_mean(checkpoints, found, box.tensor))
-            chunks = (Chunk(0, start, (0,) * len(box.shape), box.shape),)
-            tensors[box.tensor] = msgspec.structs.replace(tensors[box.tensor], chunks=chunks)
-    held = checkpoints[-1].index.values.items()
-    values = {name: value for name, value in held if name.startswith("model.")}
-    files = (name,) if boxes else ()
-    write_durable(folder / INDEX_NAME, Index(files=files, tensors=tensors, values=values).encode())
+    last = checkpoints[-1].index
+    entries = {name: last.tensors[name] for name in sorted(last.tensors) if _is_of_model(name)}
+    boxes = [Box(n, entry.torch_dtype, entry.shape) for n, entry in entries.items()]
+    boxes, file_name = [box for box in boxes if box.bytes], tensors_file(0)
+    with TensorsFile(folder / file_name, boxes) as file:
+        pieces = [
+            (
+                box.tensor,
+                (0,) * len(box.shape),
+                (file_name, file.add(_mean(checkpoints, found, box.tensor)), box.shape),
+            )
+            for box in boxes
+        ]
+    wholes = {name: (entry.dtype, entry.shape) for name, entry in entries.items()}
+    values = {name: value for name, value in last.values.items() if _is_of_model(name)}
+    write_durable(folder / INDEX_NAME, index_of(pieces, wholes, values).encode())
+
+
+def _is_of_model(name: str) -> bool:
+    return name.startswith("model.")
 
 
 def _mean(checkpoints: Sequence[Checkpoint], found: Sequence[float], name: str) -> Tensor:
@@ -302,10 +305,10 @@ def _mean(checkpoints: Sequence[Checkpoint], found: Sequence[float], name: str) 
     entry = checkpoints[-1].index.tensors[name]
     one = torch.empty(entry.shape, dtype=entry.torch_dtype)
     if not one.is_floating_point():
-        fill({name: one}, checkpoints[-1].files, checkpoints[-1].index)
+        fill({name: one}, checkpoints[-1].tensors, checkpoints[-1].index)
         return one
     total = torch.zeros(entry.shape, dtype=torch.float64)
     for checkpoint, share in zip(checkpoints, found, strict=True):
-        fill({name: one}, checkpoint.files, checkpoint.index)
+        fill({name: one}, checkpoint.tensors, checkpoint.index)
         total.add_(one, alpha=share)
     return one.copy_(total)

@@ -32,7 +32,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
@@ -51,7 +51,7 @@ from olm_data.errors import UsageError, ValidationError
 from olm_data.regular_files import refuse_unreadable
 from olm_data.storage.disk import write_durable
 from olm_data.storage.store import Store
-from olm_train.checkpoint.manifest import INDEX_NAME, TENSORS
+from olm_train.checkpoint.manifest import INDEX_NAME
 
 FORMAT, VERSION = "olm-tensors", 1
 MAX_BYTES = 512 << 20
@@ -349,25 +349,47 @@ class IndexedWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the index; on the coordinator, when all ranks have written."""
-        pieces: dict[str, list[tuple[tuple[int, ...], Piece]]] = {}
-        for result in (result for part in results for result in part):
-            offsets = tuple(result.index.offset or ())
-            pieces.setdefault(result.index.fqn, []).append((offsets, result.storage_data))
-        files = sorted({piece[0] for found in pieces.values() for _, piece in found})
-        numbers = {name: number for number, name in enumerate(files)}
-        tensors = {}
+        wholes = {}
         for name, entry in metadata.state_dict_metadata.items():
             assert isinstance(entry, TensorStorageMetadata)
-            tensors[name] = TensorEntry(
-                dtype=dtype_name(entry.properties.dtype, name),
-                shape=tuple(entry.size),
-                chunks=tuple(
-                    Chunk(numbers[file], start, offsets, sizes)
-                    for offsets, (file, start, sizes) in sorted(pieces.get(name, ()))
-                ),
-            )
-        index = Index(files=tuple(files), tensors=tensors, values=self._values)
-        write_durable(self._folder / INDEX_NAME, index.encode())
+            wholes[name] = dtype_name(entry.properties.dtype, name), tuple(entry.size)
+        pieces = [
+            (found.index.fqn, tuple(found.index.offset or ()), found.storage_data)
+            for part in results
+            for found in part
+        ]
+        write_durable(self._folder / INDEX_NAME, index_of(pieces, wholes, self._values).encode())
+
+
+def index_of(
+    pieces: Iterable[tuple[str, tuple[int, ...], Piece]],
+    wholes: Mapping[str, tuple[str, tuple[int, ...]]],
+    values: JsonObject,
+) -> Index:
+    """Return the index of what was written.
+
+    Args:
+        pieces: tensor, where the piece begins in it, and where it lies.
+        wholes: dtype and shape of each tensor.
+        values: what is no tensor.
+    """
+    found: dict[str, list[tuple[tuple[int, ...], Piece]]] = {}
+    for name, offsets, piece in pieces:
+        found.setdefault(name, []).append((offsets, piece))
+    files = sorted({piece[0] for each in found.values() for _, piece in each})
+    numbers = {name: number for number, name in enumerate(files)}
+    tensors = {
+        name: TensorEntry(
+            dtype=dtype,
+            shape=shape,
+            chunks=tuple(
+                Chunk(numbers[file], start, offsets, sizes)
+                for offsets, (file, start, sizes) in sorted(found.get(name, ()))
+            ),
+        )
+        for name, (dtype, shape) in wholes.items()
+    }
+    return Index(files=tuple(files), tensors=tensors, values=values)
 
 
 def _box(item: WriteItem) -> Box:
@@ -401,7 +423,7 @@ def fill(tensors: Mapping[str, Tensor], files: Store, index: Index) -> None:
 
     Args:
         tensors: by name; whole ones or DTensors, in the shapes that the index has.
-        files: folder of the files of a checkpoint that has been verified.
+        files: folder of the tensors of a checkpoint that has been verified.
         index: its index, checked.
 
     Raises:
@@ -461,7 +483,7 @@ def _read(
     dtype, window = index.tensors[name].torch_dtype, _slices(wanted, chunk.offsets)
     row = math.prod(chunk.sizes[1:]) * dtype.itemsize  # bytes
     first, stop = (window[0].start, window[0].stop) if window else (0, 1)
-    file = f"{TENSORS}/{index.files[chunk.file]}"
+    file = index.files[chunk.file]
     data = bytearray(files.read(file, chunk.start + first * row, chunk.start + stop * row))
     if len(data) != (stop - first) * row:
         raise ValidationError(f"{file} became shorter while it was read", where=files.root)

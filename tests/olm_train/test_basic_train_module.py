@@ -97,7 +97,7 @@ def _read(checkpoint: Any, name: str) -> Tensor:
     whole = {name: torch.empty(entry.shape, dtype=entry.torch_dtype)}
     from olm_train.checkpoint.tensors import fill
 
-    fill(whole, checkpoint.files, checkpoint.index)
+    fill(whole, checkpoint.tensors, checkpoint.index)
     return whole[name]
 
 

@@ -163,7 +163,7 @@ class Job:
 
     def values(self) -> Iterator[Tensor]:
         """Yield each tensor in the order of `tensors`, read when it is asked for."""
-        files, index = self.checkpoint.files, self.checkpoint.index
+        files, index = self.checkpoint.tensors, self.checkpoint.index
         for planned, row, part in self.tensors:
             if row.ours in self._zeros:
                 rows = torch.zeros(part.rows, *row.shape[1:])

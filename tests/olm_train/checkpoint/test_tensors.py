@@ -79,8 +79,7 @@ def test_boxes_of_one_tensor_have_names_of_their_own(tmp_path: Path) -> None:
 
 def test_a_file_of_before_without_a_header_is_read(tmp_path: Path) -> None:
     values = torch.randn(4, 3)
-    (tmp_path / "model_and_optim").mkdir()
-    (tmp_path / "model_and_optim" / "rank00000.bin").write_bytes(values.numpy().tobytes())
+    (tmp_path / "rank00000.bin").write_bytes(values.numpy().tobytes())
     chunk = Chunk(0, 0, (0, 0), (4, 3))
     entry = TensorEntry(dtype="float32", shape=(4, 3), chunks=(chunk,))
     index = Index(files=("rank00000.bin",), tensors={"model.w": entry})
