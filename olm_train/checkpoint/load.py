@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -255,6 +255,7 @@ def newest_checkpoint(
     world: World,
     on_damage: Callable[[OlmError], None],
     *,
+    names: Sequence[str] | None = None,
     at_most: int | None = None,
 ) -> Checkpoint | None:
     """Return the newest checkpoint that verifies, None when there is none; every rank calls it.
@@ -263,9 +264,10 @@ def newest_checkpoint(
         save_folder: the run's folder.
         world: the ranks that read it together.
         on_damage: told about each newer one that does not verify.
+        names: what `candidates` returned; None: not looked yet.
         at_most: the last step that counts; None: any.
     """
-    for name in world.on_main(lambda: candidates(save_folder)):
+    for name in world.on_main(lambda: candidates(save_folder)) if names is None else names:
         if at_most is not None and (step_of(name) or 0) > at_most:
             continue
         try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
@@ -165,7 +165,7 @@ class CheckpointManager:
                 fix="choose another trainer.save_folder, or remove the old run",
             )
         damaged: list[OlmError] = []
-        checkpoint = newest_checkpoint(folder, world, damaged.append)
+        checkpoint = newest_checkpoint(folder, world, damaged.append, names=found)
         gone: list[OlmError] = []
         if policy.strategy is not LoadStrategy.never:
             gone = world.on_main(lambda: lost_checkpoint(Store(folder), found))
@@ -183,7 +183,7 @@ class CheckpointManager:
                 self._run.say(
                     f"warning: falling back to the checkpoint of step {checkpoint.step:,}"
                 )
-            self.saved = world.on_main(lambda: _known(folder, checkpoint))
+            self.saved = world.on_main(lambda: _known(folder, checkpoint, found))
         elif damaged or gone or (policy.strategy is LoadStrategy.always and policy.path is None):
             raise ValidationError(
                 "there is no usable checkpoint",
@@ -390,10 +390,10 @@ class CheckpointManager:
             remove_checkpoint(self._run.save_folder, step)
 
 
-def _known(save_folder: str, checkpoint: Checkpoint) -> dict[int, Kind]:
+def _known(save_folder: str, checkpoint: Checkpoint, names: Sequence[str]) -> dict[int, Kind]:
     """Return the checkpoints up to the one that was loaded; a damaged newer one does not count."""
     known = {}
-    for name in candidates(save_folder):
+    for name in names:
         # Older than the good one, and never used:
         with contextlib.suppress(ValidationError, InputError):
             manifest = Manifest.read(Store(save_folder).child(name))

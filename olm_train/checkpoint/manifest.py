@@ -3,7 +3,7 @@
     <save_folder>/               a local path or s3://bucket/prefix
       latest                     name of the newest checkpoint; a convenience, never trusted
       step00000100/
-        model_and_optim/         index.json (`index.py`), rank00000.safetensors, ...
+        model_and_optim/         index.json (`tensors.py`), rank00000.safetensors, ...
         train.json               step, loader state, callbacks' state, world size, origin
         config.json              resolved configuration of the run
         mixture.lock.json        copy of the lock
