@@ -23,7 +23,7 @@ that a writer which was taken over (`olm_data.storage.lease`) never touches thos
 
 Versions 1 and 2, of before the first release, are refused like any other.
 
-Where a run's checkpoints lie: names, what a kill left, removal, the pointer; local or remote.
+How a checkpoint comes to be and is removed in a folder, and in a remote store:
 
     local:   step00000100-000007.tmp/ -> fsync -> rename -> step00000100/   removal: the way back
     remote:  step00000100/lease-000007/* -> .../manifest.json, created last removal: manifest first

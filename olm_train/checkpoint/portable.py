@@ -6,7 +6,7 @@
 
 The one way to name a model to a command.
 
-The weights of a checkpoint: as a model on the CPU, and as a folder of safetensors.
+Weights of a checkpoint come as a model on the CPU, or as a folder of safetensors:
 
     config.json -> shape, no larger than the tensors there -> Decoder <- tensors of a checkpoint
     checkpoint  -> model.safetensors, tokenizer.json, mixture.lock.json, config.json

@@ -4,7 +4,7 @@ No element depends on the one drawn before it, on the device, on the number of p
 threads, or on how the tensor is cut over them: each process draws the part that is at home there,
 on the CPU, and no more. Adding a layer, an option or ids leaves every other element as it was.
 
-Truncated normal values by number: value i of a stream is a function of (key, i) alone.
+The truncated normal values: value i of a stream is a function of (key, i) alone.
 
     (key, i // 2) --SplitMix64--> two 32-bit integers --inverse distribution--> values 2i, 2i + 1
 

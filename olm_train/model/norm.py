@@ -2,11 +2,10 @@
 
 All norms of a model are of one kind: those of the blocks, of queries and keys, and the last one.
 
-The root mean square norm on a CPU, where torch has no kernel for it.
-
-torch computes it there as about ten operations forward and twenty backward, each a pass over
-memory, and keeps the normalised input. This one has five and eight and keeps a factor for each row;
-in 16 bits it takes half of the time, and sums the weight's gradient in fp32.
+On a CPU torch has no kernel for the root mean square norm and computes it as about ten operations
+forward and twenty backward, each a pass over memory, and keeps the normalised input. This one has
+five and eight and keeps a factor for each row; in 16 bits it takes half of the time, and sums the
+weight's gradient in fp32.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     gradient -> momentum (sharded as the weight is) -> whole matrix, on one of the ranks
              -> nearest orthogonal matrix -> scaled -> each rank's share of it -> weight
 
-The matrices are divided over the ranks (division.py); what one rank computes all others take, so
+The matrices are divided over the ranks; what one rank computes all others take, so
 weights do not depend on how they are sharded. A parameter that holds several matrices, such as the
 rows of queries, keys and values, is orthogonalised part by part.
 
-Work on whole matrices, divided over ranks: each matrix is worked on by one rank alone.
+The division: each whole matrix is worked on by one rank alone.
 
     this rank's rows --all-to-all in the replica--> the whole matrix, on the rank that works on it
       result --all-to-all in the replica--> this rank's rows of it --all-gather--> all replicas

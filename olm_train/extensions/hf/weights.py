@@ -1,9 +1,9 @@
 """The tensors in safetensors files: their names and dtypes, and blocks of them, read by slices.
 
-Local files are mapped, those in a bucket read by ranges (`ranged.py`), so that of a tensor only the
-rows asked for are read. Never: a whole file in memory, or a pickle.
+Local files are mapped, those in a bucket read by ranges (`RangedFile`), so that of a tensor only
+the rows asked for are read. Never: a whole file in memory, or a pickle.
 
-A safetensors file in a bucket: its header, and blocks of its tensors by ranges of bytes.
+In a bucket: its header, and blocks of its tensors by ranges of bytes.
 
     8 bytes: length -> header, JSON: dtype, shape and place of each tensor, checked as a whole
     block of a tensor -> its rows, some at a time, some requests at a time -> a tensor
