@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from olm_train.generate.engine import Engine, Request
-from olm_train.generate.runner import CachedRunner, WholeRunner
-from olm_train.generate.sampling import Sampling
+from olm_train.extensions.generate.engine import Engine, Request
+from olm_train.extensions.generate.runner import CachedRunner, WholeRunner
+from olm_train.extensions.generate.sampling import Sampling
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters

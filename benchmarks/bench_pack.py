@@ -23,7 +23,7 @@ import numpy as np
 
 from olm_data.packing.base import Int64, PackingCost
 from olm_data.packing.packings import PACKINGS
-from olm_data.packing.write_plan import WINDOW
+from olm_data.packing.row_plan import WINDOW
 
 DATASET: Any = SimpleNamespace(digest="0" * 64)
 

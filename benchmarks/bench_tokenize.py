@@ -63,11 +63,11 @@ from tokenizing.inputs import (
     write_inputs,
 )
 
-from olm_data.canonical import sha256_file
+from olm_data.bounded_json import sha256_file
 from olm_data.dataset.shard_writer import ShardWriter
 from olm_data.encoders import ENCODERS, make_encoder
 from olm_data.errors import OlmError
-from olm_data.select.digests import content_hashes, document_digests
+from olm_data.select.selection import content_hashes, document_digests
 from olm_data.sources import SourceRequest, resolve_source
 from olm_data.storage.store import Store
 from olm_data.tokenization.batches import delimit, document_rows

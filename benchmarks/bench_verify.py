@@ -70,8 +70,8 @@ def best(rounds: int, works: dict[str, Callable[[], object]]) -> dict[str, float
 
 def main() -> None:
     """Parse, measure, print."""
+    from olm_data.extensions.verify import datasets as verb
     from olm_data.runners.local import granted_cpus
-    from olm_data.verify import datasets as verb
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=512)

@@ -20,7 +20,6 @@ from olm_data.errors import UsageError
 
 COMMANDS = {
     "Text to tokens": {
-        "train-tokenizer": "Train a byte-level BPE tokenizer on your text.",
         "tokenize": "Turn text into a dataset of tokens.",
         "add": "Add new inputs to a finished dataset, as a new version.",
         "status": "Show how far a run is, from storage alone.",
@@ -29,12 +28,10 @@ COMMANDS = {
     "Tokens to mixture": {
         "mix": "Compile a mixture manifest into the lock that training reads.",
     },
-    "Look and prove": {
-        "show": "Show documents, rows and steps, and which steps see a document.",
-        "verify": "Check a dataset or a lock byte by byte, or what a run trained on.",
-    },
+    "Look and prove": {},
 }
-"""Summaries by heading. Each command is `olm_data.commands.<name>`."""
+"""Summaries by heading, those that extensions fill among them. Each command is
+`olm_data.commands.<name>`."""
 
 
 class OlmData(Program):

@@ -25,8 +25,7 @@ from olm_data.counts import parse_count
 from olm_data.errors import OlmError, UsageError, printable, shown, suggest
 from olm_data.extras import missing_extra
 from olm_data.redaction import hold_typed, redacted
-from olm_data.sinks import guard, print_traceback
-from olm_data.streams import OutputLost, drop_results, secure_streams
+from olm_data.sinks import OutputLost, drop_results, guard, print_traceback, secure_streams
 
 
 def usage_error(error: click.ClickException, program: str) -> UsageError:
@@ -257,6 +256,8 @@ class Program(CommandGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, known in self.summaries().items():
+            if not known:  # its commands are extensions that are not there
+                continue
             with formatter.section(heading):
                 formatter.write_dl([item for item in known.items() if item[0] not in self.internal])
 

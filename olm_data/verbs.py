@@ -19,7 +19,7 @@ import click
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.mixture.lock import Lock
-from olm_data.storage.options import Options, use_options
+from olm_data.storage.objects import Options, use_options
 
 
 def tokenize(

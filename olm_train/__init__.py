@@ -12,7 +12,6 @@ import importlib
 
 _HOMES = {
     "AdamWConfig": "olm_train.optim.adamw",
-    "BasicTrainModule": "olm_train.basic_train_module",
     "Callback": "olm_train.callbacks.base",
     "CheckpointerConfig": "olm_train.checkpoint.policy",
     "CosineWithWarmup": "olm_train.optim.schedule",
@@ -23,7 +22,6 @@ _HOMES = {
     "Duration": "olm_train.duration",
     "EvalLoader": "olm_train.data.loader",
     "LMEvaluatorCallback": "olm_train.callbacks.evaluator",
-    "TorchDataLoader": "olm_train.data.torch_loader",
     "TrainModule": "olm_train.train_module_base",
     "Trainer": "olm_train.trainer",
     "TransformerTrainModule": "olm_train.train_module",

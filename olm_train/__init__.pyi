@@ -1,15 +1,15 @@
 """What the package offers, for type checkers: `__init__.py` imports it on first use."""
 
-from olm_train.basic_train_module import BasicTrainModule as BasicTrainModule
 from olm_train.callbacks.base import Callback as Callback
 from olm_train.callbacks.evaluator import LMEvaluatorCallback as LMEvaluatorCallback
 from olm_train.checkpoint.policy import CheckpointerConfig as CheckpointerConfig
 from olm_train.data.base import DataLoaderBase as DataLoaderBase
 from olm_train.data.loader import DataLoader as DataLoader
 from olm_train.data.loader import EvalLoader as EvalLoader
-from olm_train.data.torch_loader import TorchDataLoader as TorchDataLoader
 from olm_train.distributed.world import World as World
 from olm_train.duration import Duration as Duration
+from olm_train.extensions.any_model.torch_loader import TorchDataLoader as TorchDataLoader
+from olm_train.extensions.any_model.train_module import BasicTrainModule as BasicTrainModule
 from olm_train.extensions.auto.strategy import DeviceConfig as DeviceConfig
 from olm_train.extensions.auto.strategy import TrainerStrategy as TrainerStrategy
 from olm_train.extensions.auto.text import FineWebEduDataset as FineWebEduDataset

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import click
 
 from olm_data import __version__
@@ -16,23 +14,15 @@ COMMANDS = {
     "Commands": {
         "run": "Train from a configuration file, or go on with a run.",
         "config": "Print the configuration that a file and options come to.",
-        "presets": "Say what GPUs and options each preset takes.",
-        "generate": "Continue a text with a trained model.",
-        "chat": "Talk with a trained model in the terminal.",
     }
 }
-MODULES = {"presets": "presets", "generate": "generate.command", "chat": "generate.chat"}
-"""Where the `main` is of commands that are not below."""
 
 
 class OlmTrain(Program):
     core, extensions = COMMANDS, "olm_train.commands"
 
     def core_command(self, name: str) -> click.Command:
-        if name in ("run", "config"):
-            return run if name == "run" else config
-        command: click.Command = import_module(f"olm_train.{MODULES[name]}").main
-        return command
+        return {"run": run, "config": config}[name]
 
 
 @click.group(cls=OlmTrain, context_settings={"help_option_names": ["-h", "--help"]})

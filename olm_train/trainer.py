@@ -27,13 +27,12 @@ from olm_data.config.arguments import checked
 from olm_data.config.dump import as_dict
 from olm_data.config.hints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
-from olm_data.order.skip import Range
+from olm_data.order.steps import Range
 from olm_data.run_log.metric_names import NON_FINITE
 from olm_data.storage.store import absolute
-from olm_train.callbacks.base import Callback, TrainingRun
+from olm_train.callbacks.base import DATA_WAIT, Callback, TrainingRun
 from olm_train.callbacks.group import Callbacks
 from olm_train.callbacks.notice import Event
-from olm_train.callbacks.trace_table import DATA_WAIT
 from olm_train.checkpoint.manager import (
     Checkpoint,
     CheckpointManager,

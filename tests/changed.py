@@ -151,8 +151,6 @@ def _names(files: Collection[str]) -> dict[str, set[str]]:
     for package in PACKAGES:
         for name, home in import_module(package)._HOMES.items():
             named[f"{package}.{name}"] = named[home]
-    for name, home in import_module("olm_train.cli").MODULES.items():
-        named[name] |= named[f"olm_train.{home}"]
     for section in (REPOSITORY / "pyproject.toml").read_text().split("[project.entry-points.")[1:]:
         group = section.split('"')[1]
         for name, module in re.findall(r'^([\w-]+) = "(olm_[\w.]+):', section, re.M):

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,10 @@ def extension_of(module: str) -> str | None:
     return ".".join(parts[:3]) if len(parts) > 2 and parts[1] == "extensions" else None
 
 
-def imports() -> Iterator[tuple[str, str]]:
-    """Yield each pair of a module and one that it imports, in functions and for types too."""
+@cache
+def imports() -> set[tuple[str, str]]:
+    """Return each pair of a module and one that it imports, in functions and for types too."""
+    found: set[tuple[str, str]] = set()
     files = {
         ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path
         for package in PACKAGES
@@ -65,7 +67,8 @@ def imports() -> Iterator[tuple[str, str]]:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 inner = [f"{node.module}.{alias.name}" for alias in node.names]
                 named = [name for name in inner if name in files] or [node.module]
-            yield from ((module, name) for name in named)
+            found |= {(module, name) for name in named}
+    return found
 
 
 def builders() -> dict[str, set[str]]:
@@ -86,6 +89,7 @@ def entry_points() -> dict[str, dict[str, str]]:
     return {**config["project"]["entry-points"], "console_scripts": config["project"]["scripts"]}
 
 
+@sources.together
 def test_the_core_imports_no_extension() -> None:
     reached = {
         (module, other)
@@ -95,14 +99,17 @@ def test_the_core_imports_no_extension() -> None:
     assert reached == set()
 
 
+@sources.together
 def test_extensions_build_on_others_without_a_circle() -> None:
     assert [name for name, above in builders().items() if name in above] == []
 
 
+@sources.together
 def test_an_extension_of_data_knows_nothing_of_training() -> None:
     assert [pair for pair in imports() if pair[0] < "olm_t" < pair[1] < "olm_u"] == []
 
 
+@sources.together
 def test_each_extension_has_entry_points_or_carries_one_that_has() -> None:
     named = {
         extension_of(path.partition(":")[0])

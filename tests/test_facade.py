@@ -16,7 +16,7 @@ pytestmark = together
 
 FACADE = {
     "values": {
-        "bounded_json", "canonical", "counts", "decoding", "errors", "kinds", "redaction",
+        "bounded_json", "counts", "decoding", "errors", "kinds", "redaction",
         "model_folder", "regular_files", "threads",
     },
     "command line": {"command", "extras", "plugins", "printing"},
@@ -25,16 +25,15 @@ FACADE = {
         "values",
     },
     "storage": {
-        "disk", "exclusive", "in_clear", "json_file", "lease", "names",
-        "output_paths", "scratch", "store",
+        "disk", "exclusive", "in_clear", "lease", "names",
+        "output_paths", "store",
     },
-    "order": {"phases", "schedule", "skip", "steps"},
+    "order": {"schedule", "steps"},
     "dataset": {"dataset", "eval_set", "shard", "tokenizer"},
-    "tokenizer": {"tokenizer"},
     "mixture": {"lock", "shared"},
     "rows": {"cache_plan", "label_groups", "reader", "views"},
     "run_log": {
-        "bad_steps", "ends", "log", "metric_names",
+        "bad_steps", "log", "metric_names",
         "run_folder", "samples",
     },
 }  # fmt: skip

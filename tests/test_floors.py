@@ -1,13 +1,16 @@
-"""The floors of both packages: a module imports from its own room and from floors below it.
+"""The floors of both packages: a module imports from its own room and from rooms below it.
 
-The table is the architecture; `docs/explanation/architecture.md` draws it. Imports inside functions
-and under TYPE_CHECKING count as any other.
+The table is the architecture; `docs/explanation/architecture.md` draws it. A floor has steps where
+one of its rooms stands on another. Imports inside functions and under TYPE_CHECKING count as any
+other.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -15,66 +18,46 @@ from support import sources
 
 pytestmark = sources.together
 
-FLOORS = {
-    "olm_data": (
-        ("redaction", "process_lock"),
-        ("errors",),
-        (
-            "regular_files",
-            "streams",
-            "counts",
-            "sinks",
-            "extras",
-            "pace",
-            "threads",
-            "decoding",
-            "decompress",
+FLOORS: Mapping[str, Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "olm_data": {
+        "values": (
+            (
+                "arrow_values",
+                "decompress",
+                "parquet",
+                "process_lock",
+                "redaction",
+                "threads",
+                "user_cache",
+            ),
+            ("decoding", "errors"),
+            ("counts", "extras", "loopback", "regular_files", "sinks"),
+            ("bounded_json", "kinds", "plugins", "printing", "progress"),
         ),
-        ("plugins",),
-        ("kinds",),
-        ("bounded_json", "canonical", "arrow_values", "config", "user_cache", "parquet"),
-        ("progress", "printing", "loopback"),
-        ("storage",),
-        ("page",),
-        ("model_folder", "model_receipt"),
-        ("order",),
-        ("run_log",),
-        ("select",),
-        ("tokenizer",),
-        ("dataset",),
-        ("target", "packing"),
-        ("sources",),
-        ("encoders", "train_tokenizer"),
-        ("runners",),
-        ("mixture",),
-        ("rows",),
-        ("tokenization",),
-        ("verify", "show"),
-        ("command",),
-        ("commands",),
-        ("verbs", "cli"),
-        ("__main__",),
-        ("extensions",),
-    ),
-    "olm_train": (
-        ("distributed", "model"),
-        ("data", "metrics"),
-        ("stability", "duration", "stop"),
-        ("evaluation", "optim", "parallel"),
-        ("train_module_base", "train_module_config", "loss_context"),
-        ("estimate", "gradient_step"),
-        ("train_module", "basic_train_module", "checkpoint"),
-        ("generate",),
-        ("callbacks",),
-        ("trainer",),
-        ("run",),
-        ("presets",),
-        ("cli",),
-        ("__main__",),
-        ("extensions",),
-    ),
+        "ground": (("config", "storage", "model_receipt"), ("model_folder", "page")),
+        "rules": (("order", "tokenizer"), ("select", "run_log")),
+        "formats": (("dataset",),),
+        "parts": (("sources", "encoders", "packing", "runners"),),
+        "work": (("tokenization", "mixture"), ("rows",)),
+        "door": (("command",), ("commands",), ("verbs", "cli"), ("__main__",)),
+        "beside": (("extensions",),),
+    },
+    "olm_train": {
+        "ground": (("distributed", "model"),),
+        "rules": (("data", "metrics", "parallel"), ("duration", "stability"), ("optim",)),
+        "step": (
+            ("train_module_base", "train_module_config", "loss_context"),
+            ("estimate", "gradient_step"),
+            ("train_module",),
+        ),
+        "formats": (("checkpoint",),),
+        "parts": (("evaluation",), ("callbacks",)),
+        "work": (("trainer",),),
+        "door": (("run",), ("cli",), ("__main__", "generate")),
+        "beside": (("extensions",),),
+    },
 }
-"""Rooms from the ground up: those of one floor do not import each other."""
+"""By package and floor, from the ground up: steps, of which the rooms do not import each other."""
 
 Graph = Mapping[str, set[str]]
 
@@ -108,17 +91,29 @@ def room(module: str) -> str:
 
 def test_every_room_has_a_floor(imports: Graph) -> None:
     for package, floors in FLOORS.items():
-        placed = [name for floor in floors for name in floor]
+        placed = [name for steps in floors.values() for step in steps for name in step]
         there = {room(module) for module in imports if module.startswith(f"{package}.")}
         assert sorted(placed) == sorted(there), package
+
+
+def test_the_page_draws_the_floors(repository: Path) -> None:
+    page = (repository / "docs/explanation/architecture.md").read_text()
+    table = page.partition("## Floors")[2].partition("## Extensions")[0]
+    rows = re.findall(r"^\| (?:\d )?(\w+) \|(.*)\|(.*)\|$", table, re.MULTILINE)
+    for floor, *cells in rows[1:]:
+        for (package, floors), cell in zip(FLOORS.items(), cells, strict=True):
+            rooms = {*chain(*floors.get(floor, ()))} - {"__main__"}
+            drawn = set(re.findall(r"`(\w+)/?`", cell))
+            assert drawn <= rooms if floor == "values" else drawn == rooms, (package, floor)
+    assert {floor for floor, *_ in rows[1:]} == {*chain(*FLOORS.values())}
 
 
 def test_no_import_goes_up(imports: Graph) -> None:
     height = {
         f"{package}.{name}": number
         for package, floors in FLOORS.items()
-        for number, floor in enumerate(floors)
-        for name in floor
+        for number, step in enumerate(chain.from_iterable(floors.values()))
+        for name in step
     }
     up = set()
     for module, named in imports.items():

@@ -15,18 +15,21 @@ UNTYPED = ("[str, Any]", "[str, object]")
 
 # Another project's protocol, or a value whose shape only the user knows: "module name": why.
 _TORCH = "torch's protocol: tensors and plain values, nested by names"
+_OPTIONS = "options of any optimiser"
+_PARTS = "what any model takes, by its names"
 
 FREE: dict[str, str] = {
     "olm_data/config/docs.py parts_by_name": "classes of parts, whatever they are",
     "olm_data/printing.py record": "values of any kind, by the names they are shown with",
+    "olm_data/sources/rows.py table_of": "records of inputs, values of any kind",
     "olm_train/callbacks/config.py CallbacksConfig.kinds": "classes of parts, whatever they are",
-    "olm_train/extensions/auto/module.py NextTokenModule.parts": "what any model takes by name",
-    "olm_train/basic_train_module.py BasicTrainModule.__init__": "options of any optimiser",
-    "olm_train/basic_train_module.py BasicTrainModule.load_state_dict": _TORCH,
-    "olm_train/basic_train_module.py BasicTrainModule.parts": "what any model takes, by its names",
-    "olm_train/basic_train_module.py BasicTrainModule.state_dict": _TORCH,
+    "olm_train/extensions/auto/module.py NextTokenModule.parts": _PARTS,
+    "olm_train/extensions/any_model/train_module.py BasicTrainModule.__init__": _OPTIONS,
+    "olm_train/extensions/any_model/train_module.py BasicTrainModule.load_state_dict": _TORCH,
+    "olm_train/extensions/any_model/train_module.py BasicTrainModule.parts": _PARTS,
+    "olm_train/extensions/any_model/train_module.py BasicTrainModule.state_dict": _TORCH,
     "olm_train/checkpoint/unsaved.py Unsaved.__init__": "a model and a loss of any kind",
-    "olm_train/optim/given.py built": "options of any optimiser",
+    "olm_train/optim/given.py built": _OPTIONS,
     "olm_train/train_module.py TransformerTrainModule.load_state_dict": _TORCH,
     "olm_train/train_module.py TransformerTrainModule.state_dict": _TORCH,
     "olm_train/train_module_base.py TrainModule.load_state_dict": _TORCH,

@@ -145,7 +145,7 @@ def _compare_packing(
 ) -> None:
     from olm_data.counts import parse_count
     from olm_data.kinds import require
-    from olm_data.mixture.compare_packing import compare_packing
+    from olm_data.mixture.mix import compare_packing
     from olm_data.packing.compare import comparison_lines, write_comparison
     from olm_data.storage.output_paths import refuse_output
 

@@ -152,13 +152,13 @@ def make_runner(recipe: Recipe, places: Sequence[str] = (), *, fork: bool = Fals
         from olm_data.runners.here import HereRunner
 
         return HereRunner()
-    if recipe.runner == "slurm":
-        from olm_data.runners.slurm import SlurmRunner
-
-        return SlurmRunner(recipe.workers, options=recipe.slurm)
-    if recipe.runner == "ray":
-        ray: Callable[..., NamedRunner] = plugins.load("olm_data.runners", "ray")
-        return ray(recipe.workers, address=recipe.ray_address)
+    if recipe.runner != "local":
+        runner: Callable[..., NamedRunner] = plugins.load("olm_data.runners", recipe.runner)
+        own: dict[str, dict[str, object]] = {
+            "slurm": {"options": recipe.slurm},
+            "ray": {"address": recipe.ray_address},
+        }
+        return runner(recipe.workers, **own[recipe.runner])
     from olm_data.runners.local import LocalRunner, granted_cpus
 
     return LocalRunner(recipe.workers or granted_cpus(), fork=fork)
@@ -168,7 +168,7 @@ def _print_plan(planned: Planned, *, as_json: bool) -> None:
     import msgspec
 
     from olm_data.tokenization.shards import first_documents
-    from olm_data.tokenization.summary_text import plan_lines
+    from olm_data.tokenization.summary import plan_lines
 
     request, plan, runner = planned
     if as_json:
@@ -180,8 +180,7 @@ def _print_plan(planned: Planned, *, as_json: bool) -> None:
 def _print_done(done: Done, *, as_json: bool) -> None:
     import msgspec
 
-    from olm_data.tokenization.summary import RunResult
-    from olm_data.tokenization.summary_text import summary_lines
+    from olm_data.tokenization.summary import RunResult, summary_lines
 
     if as_json:
         done.progress.event("done", **msgspec.to_builtins(RunResult.of(done.summary)))

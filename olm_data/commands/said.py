@@ -78,7 +78,7 @@ def refuse_given(names: Iterable[str], reason: str) -> None:
 
 def _use(context: click.Context, _: click.Parameter, given: tuple[str, ...]) -> None:
     if given:
-        from olm_data.storage.options import parse_options, use_options
+        from olm_data.storage.objects import parse_options, use_options
 
         use_options(parse_options(given))
 

@@ -18,13 +18,12 @@ import numpy as np
 
 from olm_data.config.arguments import checked
 from olm_data.config.hints import PositiveInt
-from olm_data.dataset.container import tokens_suffix
 from olm_data.dataset.docs import KeptValue
 from olm_data.dataset.manifest import Manifest, read_manifest
-from olm_data.dataset.record import damaged
+from olm_data.dataset.record import damaged, tokens_suffix
 from olm_data.dataset.shard import Shard, Verify
 from olm_data.dataset.tokenizer import own_tokenizer
-from olm_data.storage.options import Options, use_options
+from olm_data.storage.objects import Options, use_options
 from olm_data.storage.store import Store
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 

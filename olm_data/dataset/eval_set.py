@@ -20,8 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from olm_data.bounded_json import MalformedJson, Size, decode
-from olm_data.canonical import canonical_json, digest
+from olm_data.bounded_json import MalformedJson, Size, canonical_json, decode, digest
 from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.errors import InputError, ValidationError, printable
 from olm_data.run_log.metric_names import (
@@ -31,8 +30,7 @@ from olm_data.run_log.metric_names import (
     EVAL_PER_TOKEN,
     EVAL_UNCOND,
 )
-from olm_data.storage.json_file import read_json, write_json
-from olm_data.storage.store import Store
+from olm_data.storage.store import Store, read_json, write_json
 
 MANIFEST, TOKENS, REQUESTS = "eval_set.json", "tokens.bin", "requests.bin"
 MAX_BYTES = 4 << 30

@@ -11,15 +11,12 @@ from typing import Literal
 
 import msgspec
 
-from olm_data.bounded_json import MalformedJson, Size, decode
-from olm_data.canonical import digest
-from olm_data.dataset.choices import SpecialPolicy
-from olm_data.dataset.inputs import InputFile, ReadOptions
+from olm_data.bounded_json import MalformedJson, Size, decode, digest
+from olm_data.dataset.inputs import InputFile, ReadOptions, SpecialPolicy
 from olm_data.dataset.manifest import JOB
 from olm_data.decoding import convert
 from olm_data.errors import ValidationError
-from olm_data.storage.json_file import read_json
-from olm_data.storage.store import Store
+from olm_data.storage.store import Store, read_json
 from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 
 

@@ -20,20 +20,24 @@ import msgspec
 import numpy as np
 
 from olm_data.bounded_json import MalformedJson, Size, decode_own
-from olm_data.dataset.choices import Container
-from olm_data.dataset.container import CONTAINERS, tokens_header, tokens_suffix
-from olm_data.dataset.inputs import RecordOptions
+from olm_data.dataset.inputs import Container, RecordOptions
 from olm_data.dataset.options import ImportedOptions, Options, Split, decode_options
-from olm_data.dataset.record import ShardRecord
+from olm_data.dataset.record import (
+    CONTAINERS,
+    WIDTHS,
+    ShardRecord,
+    documents_bound,
+    stream_windows,
+    tokens_header,
+    tokens_suffix,
+)
 from olm_data.dataset.tokenizer import TokenizerInfo
 from olm_data.dataset.tools import Tools
-from olm_data.dataset.windows import WIDTHS, documents_bound, stream_windows
 from olm_data.errors import InputError, ValidationError, printable, suggest
 from olm_data.kinds import kind_of, nearest, wrong_kind
 from olm_data.regular_files import MAX_DOCUMENT, refuse_unreadable
-from olm_data.storage.json_file import read_json
 from olm_data.storage.names import refuse_escape
-from olm_data.storage.store import Store
+from olm_data.storage.store import Store, read_json
 
 MANIFEST, PLAN, VALIDATION = "manifest.json", "plan.json", "validation"
 JOB, EXCLUDED = "job.json", "exclude-ids.npy"

@@ -15,8 +15,7 @@ from typing import Literal
 import msgspec
 
 from olm_data.bounded_json import Size
-from olm_data.dataset.choices import Container, SpecialPolicy
-from olm_data.dataset.inputs import RecordOptions, Share, written
+from olm_data.dataset.inputs import Container, RecordOptions, Share, SpecialPolicy, written
 from olm_data.decoding import decode_typed
 from olm_data.select.selection import HASH_SPACE
 from olm_data.storage.names import is_column_name

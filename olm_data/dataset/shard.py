@@ -15,21 +15,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from olm_data.dataset.choices import Container
-from olm_data.dataset.container import (
+from olm_data.dataset.docs import DocumentRows
+from olm_data.dataset.inputs import Container
+from olm_data.dataset.manifest import ShardDigests
+from olm_data.dataset.record import (
     HEADER_BYTES,
+    RECORD,
+    ShardRecord,
+    damaged,
     file_header,
     mapped_bytes,
     npy_header,
     tokens_header,
     tokens_suffix,
-)
-from olm_data.dataset.docs import DocumentRows
-from olm_data.dataset.manifest import ShardDigests
-from olm_data.dataset.record import (
-    RECORD,
-    ShardRecord,
-    damaged,
 )
 from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.store import Store

@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from olm_data.canonical import sha256_file
+from olm_data.bounded_json import sha256_file
 from olm_data.dataset.account import InputAccount
-from olm_data.dataset.choices import Container
-from olm_data.dataset.container import file_header, npy_header, tokens_header, tokens_suffix
-from olm_data.dataset.docs import DOCS, DocsWriter, docs_schema
-from olm_data.dataset.docs_file import ROW_GROUP
+from olm_data.dataset.docs import DOCS, ROW_GROUP, DocsWriter, docs_schema
+from olm_data.dataset.inputs import Container
 from olm_data.dataset.record import (
     BLOCK_BYTES,
     RECORD,
@@ -32,15 +30,18 @@ from olm_data.dataset.record import (
     ImportedFile,
     ShardRecord,
     encode_units,
+    file_header,
+    npy_header,
     stored_plan,
+    tokens_header,
+    tokens_suffix,
+    window_counts,
 )
 from olm_data.dataset.shard import ENDS
-from olm_data.dataset.windows import window_counts
 from olm_data.errors import ConflictError, ValidationError
 from olm_data.order.prp import permute, round_keys
 from olm_data.storage.disk import io_errors
-from olm_data.storage.json_file import create_json, write_json
-from olm_data.storage.store import Store
+from olm_data.storage.store import Store, create_json, write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,9 +18,8 @@ import numpy as np
 from olm_data.bounded_json import Size
 from olm_data.errors import ValidationError
 from olm_data.storage.store import Store
-from olm_data.tokenizer.ends import EOS_NAMES
 from olm_data.tokenizer.probe import probe
-from olm_data.tokenizer.tokenizer import TokenizerSpec, open_reference, spec_from_bytes
+from olm_data.tokenizer.tokenizer import EOS_NAMES, TokenizerSpec, open_reference, spec_from_bytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

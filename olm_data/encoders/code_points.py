@@ -7,6 +7,8 @@ A text without an unsettled code point is left as it is by every version of Unic
 that may change, combine or move, and all that this Python's Unicode does not know, so that a code
 point which a newer version gives a meaning is among them. (Unicode's stability policy promises that
 a code point which has a meaning keeps its normalisation.)
+
+Also: which documents a fast encoder may encode: those whose ids are proved to be the reference's.
 """
 
 from __future__ import annotations
@@ -15,10 +17,15 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from olm_data.tokenizer.definition import Form
+
+if TYPE_CHECKING:
+    from olm_data.tokenizer.tokenizer import TokenizerSpec
+
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -131,3 +138,45 @@ def unsettled(form: Form) -> Ranges:
     near = [point for point in chain(*NEAR) if point >= 0x80 and not settled(point)]
     far = ((0x40000, 0xDFFFF), (0xF0000, LAST))
     return tuple(sorted((*ranges_of(near), *far)))
+
+
+LONGEST = (
+    1 << 20
+)  # bytes of a document that is normalised to see if it changes; takes 20 times that
+
+
+class Router:
+    """Finds the documents of a batch that are for the reference.
+
+    Args:
+        tokenizer: the tokenizer.
+        routed: code points on which the fast encoder differs.
+    """
+
+    def __init__(self, tokenizer: TokenizerSpec, routed: Ranges) -> None:
+        self._routed = CodePoints(routed)
+        self._normalizer = None
+        if tokenizer.form is not None:
+            self._unsettled = CodePoints(unsettled(tokenizer.form))
+            self._normalizer = tokenizer.reference.normalizer
+
+    def documents(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Return which documents are for the reference: bool[d].
+
+        Args:
+            data: uint8[n], valid UTF-8 of the documents, concatenated.
+            offsets: int64[d + 1], rising from 0 to n.
+        """
+        chosen = self._routed.documents(data, offsets)
+        if self._normalizer is not None:
+            doubtful = self._unsettled.documents(data, offsets) & ~chosen
+            for k in np.flatnonzero(doubtful).tolist():
+                chosen[k] = self._changes(data[offsets[k] : offsets[k + 1]])
+        return chosen
+
+    def _changes(self, document: np.ndarray) -> bool:
+        if len(document) > LONGEST:
+            return True
+        text = document.tobytes().decode()
+        assert self._normalizer is not None
+        return bool(self._normalizer.normalize_str(text) != text)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from olm_data.dataset.choices import SpecialPolicy
+from olm_data.dataset.inputs import SpecialPolicy
 from olm_data.errors import UsageError, ValidationError
 from olm_data.extras import needs
 from olm_data.tokenizer.tokenizer import TokenizerSpec, failure

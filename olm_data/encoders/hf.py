@@ -30,9 +30,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from olm_data.dataset.choices import SpecialPolicy
-from olm_data.encoders.base import Ids, Unencodable, chosen_of, count_ids, merged
-from olm_data.encoders.special import Scanner, special_ids
+from olm_data.dataset.inputs import SpecialPolicy
+from olm_data.encoders.base import (
+    Ids,
+    Scanner,
+    Unencodable,
+    chosen_of,
+    count_ids,
+    merged,
+    special_ids,
+)
 from olm_data.tokenizer.tokenizer import TokenizerSpec, failure, ids_or_none, open_reference
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from olm_data.config.import_path import import_path, is_import_path, load_class
-from olm_data.dataset.choices import SpecialPolicy
+from olm_data.dataset.inputs import SpecialPolicy
 from olm_data.encoders.base import Ids, Unencodable
 from olm_data.errors import UsageError
 from olm_data.plugins import path_of

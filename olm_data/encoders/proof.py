@@ -18,8 +18,8 @@ from unicodedata import unidata_version
 
 import msgspec
 
-from olm_data.canonical import digest
-from olm_data.dataset.choices import SpecialPolicy
+from olm_data.bounded_json import digest
+from olm_data.dataset.inputs import SpecialPolicy
 from olm_data.decoding import decode_typed
 from olm_data.encoders.code_points import LAST, Ranges
 from olm_data.tokenizer.tokenizer import TokenizerSpec

@@ -19,21 +19,22 @@ from collections.abc import Callable
 
 import numpy as np
 
-from olm_data.dataset.choices import SpecialPolicy
+from olm_data.dataset.inputs import SpecialPolicy
 from olm_data.encoders.base import (
     Encoded,
     Encoder,
     Ids,
+    Scanner,
     Texts,
     Unencodable,
     chosen_of,
     count_ids,
+    first_difference,
     ids_of,
     merged,
+    special_ids,
 )
-from olm_data.encoders.parity import first_difference
-from olm_data.encoders.routing import Router
-from olm_data.encoders.special import Scanner, special_ids
+from olm_data.encoders.code_points import Router
 from olm_data.errors import InputError, ValidationError
 from olm_data.tokenizer.definition import BpeModel, Definition
 from olm_data.tokenizer.tokenizer import TokenizerSpec

@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from olm_data.errors import UsageError
-from olm_data.mixture.groups import capacity, fill, members
 from olm_data.mixture.lock_format import LockSource, LockStage, part_label
 from olm_data.mixture.manifest import Mixture
-from olm_data.mixture.stage_spec import StageSpec
+from olm_data.mixture.stage_spec import StageSpec, capacity, fill, members
 from olm_data.order.prp import MAX_ROWS
 from olm_data.order.schedule import Stage, rows_by_source
 from olm_data.order.slots import compile_shares, exact_parts, round_amounts, slot_table

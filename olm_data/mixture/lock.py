@@ -1,6 +1,6 @@
 """The mixture lock: a manifest compiled against real datasets, the only thing training takes.
 
-    mixture.compile_lock --> Lock --.write--> mixture.lock.json --Lock.read--> Lock
+    mixture.MixPlan.compile --> Lock --.write--> mixture.lock.json --Lock.read--> Lock
                                                       Lock --.schedule()------> order.Schedule
                                                            --.open_datasets()-> checked datasets
 
@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
-from olm_data.canonical import digest as canonical_digest
+from olm_data.bounded_json import digest as canonical_digest
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import read_manifest
 from olm_data.dataset.shard import Verify
@@ -40,9 +40,8 @@ from olm_data.packing.concat import StreamRows
 from olm_data.packing.packings import from_lock as packing_from_lock
 from olm_data.packing.row_plan import RowPlan
 from olm_data.redaction import names_credentials
-from olm_data.storage.json_file import create_json, read_json, write_json
 from olm_data.storage.objects import LOCATIONS
-from olm_data.storage.store import Store, is_remote
+from olm_data.storage.store import Store, create_json, is_remote, read_json, write_json
 from olm_data.threads import in_order
 
 FORMAT, VERSION = "olm-mixture-lock", 1

@@ -229,7 +229,7 @@ def take_order(content: JsonObject) -> Order:
 
 
 def is_consistent(lock: LockFile, order: Order, packing: Packing) -> bool:
-    """Whether the numbers fit each other, as they do in every lock that `compile_lock` makes."""
+    """Whether the numbers fit each other, as they do in every lock that `MixPlan.compile` makes."""
     names = [source.name for source in lock.sources]
     return (
         strange_name(lock) is None

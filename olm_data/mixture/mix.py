@@ -1,8 +1,8 @@
 """The verb behind `olm-data mix`: from a manifest to the lock that training takes.
 
-    manifest.yaml --read_mixture--> Mixture --open_sources, open_views--> datasets, views
-      --pack_source, of each that needs it--> row plans --compile_lock--> Lock
-      --warnings_of_sources--> what they share
+    manifest.yaml --read_mixture--> Mixture --open_sources, open_views--> MixPlan
+      --packed_in, of each source that needs it--> row plans --compile--> Lock
+      --warnings--> what the sources share
       --publish_plan, Lock.write--> row-plans/, NAME.lock.json
 
 `summary.py` says what a lock holds, `extend.py` makes a longer one.
@@ -12,32 +12,38 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from olm_data import __version__
 from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.target import dataset_root
 from olm_data.dataset.tokenizer import TokenizerInfo, TokenizerRules
 from olm_data.dataset.view import View, ViewInfo
-from olm_data.errors import InputError, UsageError, ValidationError
+from olm_data.decoding import convert
+from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable
 from olm_data.mixture.compile_stages import compile_stages, ratio, refuse_exhausted
 from olm_data.mixture.lock import FORMAT, VERSION, Lock, split
 from olm_data.mixture.lock_format import LockSource
 from olm_data.mixture.manifest import Mixture, SourceSpec, located, read_mixture
 from olm_data.mixture.shared import warnings_of_sources
-from olm_data.mixture.sources import open_sources, open_views
 from olm_data.order.base import Order, SourceSize
+from olm_data.packing.compare import Comparison, compare
 from olm_data.packing.concat import rows_in
-from olm_data.packing.packings import from_lock
-from olm_data.packing.row_plan import PlanInfo
-from olm_data.packing.write_plan import write_plan
-from olm_data.storage.disk import io_errors, make_folder
+from olm_data.packing.packings import PACKINGS, from_lock
+from olm_data.packing.row_plan import PlanInfo, write_plan
+from olm_data.storage.disk import abandoned, io_errors, make_folder, scratch
 from olm_data.storage.output_paths import refuse_output
-from olm_data.storage.scratch import abandoned, scratch
 from olm_data.storage.store import Store, is_remote
+
+if TYPE_CHECKING:
+    from olm_data.select.selection import IdSet
+
 
 MANIFESTS = (".yaml", ".yml")
 
@@ -71,77 +77,16 @@ def mix(
         raise UsageError(
             "the output must be a .json file", where=path, fix=f"--output {path}.lock.json"
         )
-    folder = split(path)[0]
-    mixture = read_mixture(manifest)
-    datasets = open_sources(mixture)
-    views = open_views(mixture)
-    planned = [name for name in datasets if mixture.packing.planned or name in views]
-    with _staging(folder, here=not dry_run) if planned else nullcontext(Path()) as staging:
-        packed = {
-            name: pack_source(name, mixture, datasets[name], views.get(name), staging / name)
-            for name in planned
-        }
-        lock = compile_lock(mixture, datasets, folder, packed)
-        drawn = {s.name for i, s in enumerate(lock.sources) if lock.rows_drawn(i)}
-        warned = tuple(
-            warnings_of_sources({n: d for n, d in datasets.items() if n in drawn}, views)
-        )
+    plan = MixPlan.open(manifest, split(path)[0])
+    with plan.staging(here=not dry_run) as staging:
+        plan = plan.packed_in(staging)
+        lock = plan.compile()
+        warned = tuple(plan.warnings(lock))
         if dry_run:
             return MixResult(lock, path, "dry run", warned)
-        for name, source in packed.items():  # before the lock that needs them
-            publish_plan(source.plan, staging / name, Store(folder))
+        for name, source in plan.packed.items():  # before the lock that needs them
+            publish_plan(source.plan, staging / name, Store(plan.folder))
     return MixResult(lock, path, lock.write(path, overwrite=overwrite), warned)
-
-
-def pack_source(
-    name: str, mixture: Mixture, dataset: Dataset, view: View | None, folder: Path
-) -> PackedSource:
-    """Write the row plan of a source into a new local folder.
-
-    Raises:
-        InputError: its view keeps no document.
-    """
-    folder.mkdir()
-    scan = None if view is None else view.over(dataset)
-    plan = write_plan(dataset, mixture.packing, mixture.sequence_length, folder, scan)
-    if scan is None:
-        return PackedSource(plan)
-    scan.refuse_nothing(f"source {name!r}")
-    return PackedSource(plan, scan.info())
-
-
-def publish_plan(plan: PlanInfo, folder: Path, beside: Store) -> None:
-    """Publish the files of a row plan where a lock in `beside` looks for them, if not there yet."""
-    store = beside.child(plan.folder)
-    for file, sha256 in plan.sha256.items():
-        if store.size(file) != (folder / file).stat().st_size or store.sha256(file) != sha256:
-            store.publish(file, folder / file, sha256)
-
-
-@contextmanager
-def _staging(folder: str, *, here: bool) -> Iterator[Path]:
-    """Yield a folder for unfinished row plans; what killed runs left is removed first.
-
-    Args:
-        folder: of the lock.
-        here: the plans will be renamed into `folder`, if it is a local one.
-    """
-    parent = None
-    if here and not is_remote(folder):
-        parent = Path(Store(folder).root)
-        with io_errors(folder, writing=True):
-            make_folder(str(parent))
-            abandoned(parent, remove=True)
-    abandoned(remove=True)
-    with io_errors(folder, writing=True), scratch(parent) as staging:
-        yield staging
-
-
-def read_or_compile(path: str) -> Lock:
-    """Return the lock at `path`, or that of the manifest there, compiled without being written."""
-    if os.path.splitext(path)[1] in MANIFESTS:
-        return mix(path, dry_run=True).lock
-    return Lock.read(path)
 
 
 @dataclass(frozen=True)
@@ -152,123 +97,184 @@ class PackedSource:
     view: ViewInfo | None = None
 
 
-def compile_lock(
-    mixture: Mixture,
-    datasets: Mapping[str, Dataset],
-    folder: str = "",
-    packed: Mapping[str, PackedSource] = {},
-) -> Lock:
-    """Compile a manifest against its datasets.
+@dataclass(frozen=True)
+class MixPlan:
+    """A manifest and what it draws on, opened once: what each step to the lock goes by.
 
-    Args:
+    Attributes:
         mixture: the parsed manifest.
         datasets: one for each source, by name.
-        folder: where the lock will lie (default: the manifest's folder).
+        folder: where the lock will lie; "" for the manifest's folder.
+        views: of the sources with `where` or `exclude_ids`, by name.
         packed: the row plan of each source that needs one, for its packing or view, by name.
-
-    Raises:
-        ValidationError: the sources were made by different tokenizers.
-        InputError: a source has no whole row.
-        UsageError: a stage without a row, or a source drawn beyond its `max_epochs`.
     """
-    tokenizer = _one_tokenizer(mixture, datasets)
-    sources = tuple(
-        _compile_source(mixture, spec, datasets[spec.name], packed.get(spec.name))
-        for spec in mixture.sources
-    )
-    stages = compile_stages(mixture, sources)
-    refuse_exhausted(mixture, sources, stages)
-    folder = folder or mixture.folder
-    order = _compile_order(mixture, sources, datasets)
-    lock = Lock(
-        format=FORMAT,
-        version=VERSION,
-        seed=mixture.seed,
-        sequence_length=mixture.sequence_length,
-        packing=from_lock(mixture.packing.name, order),
-        tokenizer=TokenizerRules(
-            sha256=tokenizer.sha256,
-            probe_sha256=tokenizer.probe_sha256,
-            vocab_size=tokenizer.vocab_size,
-            bos=tokenizer.bos,
-            eos=tokenizer.eos,
-        ),
-        sources=sources,
-        stages=stages,
-        locations={
-            source.name: _relative(source.data, mixture.folder, folder)
-            for source in mixture.sources
-        },
-        tools={"olm": __version__},
-        digest="",
-        folder=folder,
-        order=order,
-    )
-    return msgspec.structs.replace(lock, digest=lock.compute_digest())
 
+    mixture: Mixture
+    datasets: Mapping[str, Dataset]
+    folder: str = ""
+    views: Mapping[str, View] = field(default_factory=dict)
+    packed: Mapping[str, PackedSource] = field(default_factory=dict)
 
-def _one_tokenizer(mixture: Mixture, datasets: Mapping[str, Dataset]) -> TokenizerInfo:
-    first, *others = (source.name for source in mixture.sources)
-    ours = datasets[first].manifest.tokenizer
-    for name in others:
-        theirs = datasets[name].manifest.tokenizer
-        if what := ours.difference(theirs, ends=True):
-            raise ValidationError(
-                f"sources {first!r} and {name!r} were made by different tokenizers: {what} is "
-                f"{getattr(ours, what)} ({datasets[first].tokenizer_name}) and "
-                f"{getattr(theirs, what)} ({datasets[name].tokenizer_name})",
-                where=mixture.where("sources", name),
-                why="the same id would mean different text in the two sources",
-                fix="tokenise both with the same tokenizer and options",
+    @classmethod
+    def open(cls, manifest: str, folder: str = "") -> MixPlan:
+        """Read a manifest and open what it names. Raises as `open_sources` and `open_views`."""
+        mixture = read_mixture(manifest)
+        return cls(mixture, open_sources(mixture), folder, open_views(mixture))
+
+    @property
+    def planned(self) -> list[str]:
+        """Names of the sources that need a row plan."""
+        return [
+            name for name in self.datasets if self.mixture.packing.planned or name in self.views
+        ]
+
+    @contextmanager
+    def staging(self, *, here: bool) -> Iterator[Path]:
+        """Yield a folder for unfinished row plans; what killed runs left is removed first.
+
+        Args:
+            here: the plans will be renamed into the lock's folder, if it is a local one.
+        """
+        if not self.planned:
+            yield Path()
+            return
+        parent = None
+        if here and not is_remote(self.folder):
+            parent = Path(Store(self.folder).root)
+            with io_errors(self.folder, writing=True):
+                make_folder(str(parent))
+                abandoned(parent, remove=True)
+        abandoned(remove=True)
+        with io_errors(self.folder, writing=True), scratch(parent) as staging:
+            yield staging
+
+    def packed_in(self, staging: Path) -> MixPlan:
+        """Write the row plans into new local folders.
+
+        Raises:
+            InputError: a view keeps no document.
+        """
+        packed = {name: self._pack(name, staging / name) for name in self.planned}
+        return replace(self, packed=packed)
+
+    def _pack(self, name: str, folder: Path) -> PackedSource:
+        folder.mkdir()
+        dataset, view, mixture = self.datasets[name], self.views.get(name), self.mixture
+        scan = None if view is None else view.over(dataset)
+        plan = write_plan(dataset, mixture.packing, mixture.sequence_length, folder, scan)
+        if scan is None:
+            return PackedSource(plan)
+        scan.refuse_nothing(f"source {name!r}")
+        return PackedSource(plan, scan.info())
+
+    def warnings(self, lock: Lock) -> list[str]:
+        """Return what the datasets tell of the sources that a lock draws on."""
+        drawn = [s.name for i, s in enumerate(lock.sources) if lock.rows_drawn(i)]
+        return warnings_of_sources({name: self.datasets[name] for name in drawn}, self.views)
+
+    def compile(self) -> Lock:
+        """Compile the manifest against its datasets.
+
+        Raises:
+            ValidationError: the sources were made by different tokenizers.
+            InputError: a source has no whole row.
+            UsageError: a stage without a row, or a source drawn beyond its `max_epochs`.
+        """
+        mixture = self.mixture
+        tokenizer = self._tokenizer()
+        sources = tuple(map(self._source, mixture.sources))
+        stages = compile_stages(mixture, sources)
+        refuse_exhausted(mixture, sources, stages)
+        folder = self.folder or mixture.folder
+        order = self._order(sources)
+        lock = Lock(
+            format=FORMAT,
+            version=VERSION,
+            seed=mixture.seed,
+            sequence_length=mixture.sequence_length,
+            packing=from_lock(mixture.packing.name, order),
+            tokenizer=convert(tokenizer, TokenizerRules, from_attributes=True),
+            sources=sources,
+            stages=stages,
+            locations={
+                source.name: _relative(source.data, mixture.folder, folder)
+                for source in mixture.sources
+            },
+            tools={"olm": __version__},
+            digest="",
+            folder=folder,
+            order=order,
+        )
+        return msgspec.structs.replace(lock, digest=lock.compute_digest())
+
+    def _tokenizer(self) -> TokenizerInfo:
+        first, *others = (source.name for source in self.mixture.sources)
+        datasets = self.datasets
+        ours = datasets[first].manifest.tokenizer
+        for name in others:
+            theirs = datasets[name].manifest.tokenizer
+            if what := ours.difference(theirs, ends=True):
+                raise ValidationError(
+                    f"sources {first!r} and {name!r} were made by different tokenizers: {what} is "
+                    f"{getattr(ours, what)} ({datasets[first].tokenizer_name}) and "
+                    f"{getattr(theirs, what)} ({datasets[name].tokenizer_name})",
+                    where=self.mixture.where("sources", name),
+                    why="the same id would mean different text in the two sources",
+                    fix="tokenise both with the same tokenizer and options",
+                )
+        return ours
+
+    def _source(self, spec: SourceSpec) -> LockSource:
+        mixture, dataset, packed = (
+            self.mixture,
+            self.datasets[spec.name],
+            self.packed.get(spec.name),
+        )
+        length, tokens = mixture.sequence_length, dataset.tokens
+        plan, view = (None, None) if packed is None else (packed.plan, packed.view)
+        bound = dataset.manifest.documents_bound(length) if plan is None else plan.most_pieces
+        rows = rows_in(tokens, length) if plan is None else plan.rows
+        if not rows:
+            left, kept = (tokens, "") if view is None else (view.tokens, " in its view")
+            needed = mixture.packing.none_because(length)
+            raise InputError(
+                f"source {spec.name!r} has {left:,} tokens{kept}; {needed}",
+                where=mixture.where("sources", spec.name),
+                fix="tokenise more text for it, or lower sequence_length, or remove the source",
             )
-    return ours
-
-
-def _compile_source(
-    mixture: Mixture,
-    spec: SourceSpec,
-    dataset: Dataset,
-    packed: PackedSource | None,
-) -> LockSource:
-    length, tokens, documents = mixture.sequence_length, dataset.tokens, dataset.documents
-    plan, view = (None, None) if packed is None else (packed.plan, packed.view)
-    bound = dataset.manifest.documents_bound(length) if plan is None else plan.most_pieces
-    rows = rows_in(tokens, length) if plan is None else plan.rows
-    if not rows:
-        left, kept = (tokens, "") if view is None else (view.tokens, " in its view")
-        needed = mixture.packing.none_because(length)
-        raise InputError(
-            f"source {spec.name!r} has {left:,} tokens{kept}; {needed}",
-            where=mixture.where("sources", spec.name),
-            fix="tokenise more text for it, or lower sequence_length, or remove the source",
+        return LockSource(
+            name=spec.name,
+            dataset=dataset.digest,
+            tokens=tokens,
+            documents=dataset.documents,
+            rows=rows,
+            dtype=dataset.dtype.name,
+            max_documents_per_row=bound,
+            max_epochs=ratio(spec.max_epochs),
+            plan=plan,
+            view=view,
         )
-    return LockSource(
-        name=spec.name,
-        dataset=dataset.digest,
-        tokens=tokens,
-        documents=documents,
-        rows=rows,
-        dtype=dataset.dtype.name,
-        max_documents_per_row=bound,
-        max_epochs=ratio(spec.max_epochs),
-        plan=plan,
-        view=view,
-    )
+
+    def _order(self, sources: Sequence[LockSource]) -> Order:
+        shards = {name: len(dataset.manifest.shards) for name, dataset in self.datasets.items()}
+        sizes = [SourceSize(rows=s.rows, tokens=s.tokens, shards=shards[s.name]) for s in sources]
+        with located(self.mixture.values, "order"):
+            return self.mixture.order.compile(sizes)
 
 
-def _compile_order(
-    mixture: Mixture, sources: Sequence[LockSource], datasets: Mapping[str, Dataset]
-) -> Order:
-    sizes = [
-        SourceSize(
-            rows=source.rows,
-            tokens=source.tokens,
-            shards=len(datasets[source.name].manifest.shards),
-        )
-        for source in sources
-    ]
-    with located(mixture.values, "order"):
-        return mixture.order.compile(sizes)
+def publish_plan(plan: PlanInfo, folder: Path, beside: Store) -> None:
+    """Publish the files of a row plan where a lock in `beside` looks for them, if not there yet."""
+    store = beside.child(plan.folder)
+    for file, sha256 in plan.sha256.items():
+        if store.size(file) != (folder / file).stat().st_size or store.sha256(file) != sha256:
+            store.publish(file, folder / file, sha256)
+
+
+def read_or_compile(path: str) -> Lock:
+    """Return the lock at `path`, or that of the manifest there, compiled without being written."""
+    if os.path.splitext(path)[1] in MANIFESTS:
+        return mix(path, dry_run=True).lock
+    return Lock.read(path)
 
 
 def _relative(data: str, manifest_folder: str, lock_folder: str) -> str:
@@ -279,3 +285,98 @@ def _relative(data: str, manifest_folder: str, lock_folder: str) -> str:
     if is_remote(lock_folder):
         return os.path.abspath(absolute)
     return Path(os.path.relpath(absolute, lock_folder)).as_posix()
+
+
+def open_sources(mixture: Mixture) -> dict[str, Dataset]:
+    """Open the dataset of each source of a manifest: source name -> dataset.
+
+    Raises:
+        InputError: there is no dataset at a source's `data`; the message has the manifest's line.
+    """
+    datasets = {}
+    for source in mixture.sources:
+        try:
+            datasets[source.name] = Dataset.open(mixture.location(source))
+        except InputError as error:
+            line = mixture.where("sources", source.name, "data")
+            raise InputError(
+                error.what, where=f"{error.where} (from {line})", why=error.why, fix=error.fix
+            ) from None
+    return datasets
+
+
+def open_views(mixture: Mixture) -> dict[str, View]:
+    """Return the view of each source that has one; reads the files of ids.
+
+    Raises:
+        InputError, UsageError: a file of ids cannot be read; the message has the manifest's line.
+        StorageError: remote storage fails.
+    """
+    views = {}
+    for spec in mixture.sources:
+        if not spec.view:
+            continue
+        keys = "where" if spec.exclude_ids is None else "exclude_ids"
+        line = mixture.where("sources", spec.name, keys)
+        views[spec.name] = View(spec.where, _ids(mixture, spec, line), line)
+    return views
+
+
+def _ids(mixture: Mixture, spec: SourceSpec, line: str) -> IdSet | None:
+    if spec.exclude_ids is None:
+        return None
+    from olm_data.sources.id_file import read_ids  # loads pyarrow
+
+    path = mixture.resolve(spec.exclude_ids)
+    try:
+        return read_ids(path)
+    except (InputError, UsageError) as error:
+        raise _at(error, line, path) from error
+
+
+def _at(error: OlmError, line: str, path: str) -> OlmError:
+    return type(error)(
+        f"exclude_ids: {error.what}",
+        where=f"{printable(path)} (from {line})",
+        why=error.why,
+        fix=error.fix,
+    )
+
+
+SEQUENCE_LENGTH = 2048
+"""Of a dataset by itself."""
+
+
+def compare_packing(
+    target: str, lengths: Sequence[int] = (), *, most_documents: int | None
+) -> list[Comparison]:
+    """Pack a dataset, or each source of a mixture as its manifest asks for it, in every way.
+
+    Args:
+        target: a manifest, or the folder or URL of a dataset.
+        lengths: sequence lengths; by default the manifest's, 2,048 for a dataset.
+        most_documents: look at so many documents of each dataset, its first; None for all.
+
+    Raises:
+        UsageError: the manifest is refused.
+        InputError, ValidationError: there is no sound dataset, or nothing of it is left.
+    """
+    views: Mapping[str, View] = {}
+    keys: dict[str, Any] = {}
+    datasets: Mapping[str, Dataset]
+    if target.endswith(MANIFESTS):
+        plan = MixPlan.open(target)
+        datasets, views, keys = plan.datasets, plan.views, asdict(plan.mixture.packing)
+        lengths = lengths or (plan.mixture.sequence_length,)
+    else:
+        datasets = {target: Dataset.open(dataset_root(target))}
+    packings = [
+        kind(**{key: value for key, value in keys.items() if key in kind.__struct_fields__})
+        for kind in PACKINGS.values()
+    ]
+    return [
+        compare(dataset, name, packing, length, most_documents=most_documents, view=views.get(name))
+        for name, dataset in datasets.items()
+        for length in lengths or (SEQUENCE_LENGTH,)
+        for packing in packings
+    ]

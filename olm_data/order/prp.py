@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.canonical import canonical_json
+from olm_data.bounded_json import canonical_json
 
 ROUNDS = 6
 MAX_ROWS = 1 << 62

@@ -6,6 +6,10 @@
 G, W and b decide who reads when, never what stands where in the order. G is one number for a whole
 run, or follows a schedule of batch sizes. Steps count from 0 here; logs and commands count them
 from 1.
+
+Also: the rows of a schedule that are trained on: all but the skipped ranges. Pure.
+
+Also: sequence-length phases: which steps of a run see rows of which length. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +25,93 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from olm_data.errors import UsageError
-from olm_data.order.skip import KeptRows
+
+Range = tuple[int, int]
+
+
+def merge_ranges(ranges: Iterable[Sequence[int]]) -> tuple[Range, ...]:
+    """Return half-open ranges [a, b) sorted, without overlaps or neighbours that touch.
+
+    Raises:
+        UsageError: a range is not two integers 0 <= a < b.
+    """
+    merged: list[Range] = []
+    checked = [_check(item) for item in ranges]
+    for a, b in sorted(checked):
+        if merged and a <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
+        else:
+            merged.append((a, b))
+    return tuple(merged)
+
+
+def clip_ranges(ranges: Iterable[Range], start: int, stop: int) -> tuple[Range, ...]:
+    """Return the parts of `ranges` inside [start, stop)."""
+    clipped = ((max(a, start), min(b, stop)) for a, b in ranges)
+    return tuple((a, b) for a, b in clipped if a < b)
+
+
+class KeptRows:
+    """The rows 0 .. total_rows - 1 without the skipped ones.
+
+    Args:
+        total_rows: rows of the schedule.
+        skip: half-open ranges of global rows.
+
+    Attributes:
+        skip: the ranges, sorted and merged.
+        count: kept rows.
+
+    Raises:
+        UsageError: a range is malformed or reaches beyond the schedule.
+    """
+
+    def __init__(self, total_rows: int, skip: Iterable[Sequence[int]] = ()) -> None:
+        self.skip = merge_ranges(skip)
+        if self.skip and self.skip[-1][1] > total_rows:
+            raise UsageError(
+                f"skip: [{self.skip[-1][0]}, {self.skip[-1][1]}] reaches beyond the schedule of "
+                f"{total_rows:,} rows",
+                fix="give ranges of global row numbers [first, one past the last]",
+            )
+        bounds = np.array(self.skip, dtype=np.int64).reshape(-1, 2)
+        self._starts, self._ends = bounds[:, 0], bounds[:, 1]
+        self._skipped_before = np.append(0, np.cumsum(bounds[:, 1] - bounds[:, 0]))
+        # kept index at which each skipped range stands
+        self._kept_at = self._starts - self._skipped_before[:-1]
+        self.count = total_rows - int(self._skipped_before[-1])
+
+    def rows(self, kept: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the global rows int64 [m] of kept indices int64 [m]."""
+        passed = np.searchsorted(self._kept_at, kept, side="right")
+        result: NDArray[np.int64] = kept + self._skipped_before[passed]
+        return result
+
+    def index(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the kept index int64 [m] of global rows int64 [m]; -1 for a skipped row."""
+        begun = np.searchsorted(self._starts, rows, side="right")
+        kept = rows - self._skipped_before[begun]
+        ends = np.append(0, self._ends)  # where the last range that has begun ends
+        return np.where(rows < ends[begun], -1, kept)
+
+    def before(self, row: int) -> int:
+        """Return how many kept rows there are below a global row."""
+        return row - sum(b - a for a, b in clip_ranges(self.skip, 0, row))
+
+
+def _check(item: Sequence[int]) -> Range:
+    if (
+        isinstance(item, str)
+        or len(item) != 2
+        or not all(isinstance(v, int) and not isinstance(v, bool) for v in item)
+        or not 0 <= item[0] < item[1]
+    ):
+        raise UsageError(
+            f"skip: {item!r} is not a range of rows",
+            fix="write [first, one past the last], for example skip: [[4096, 8192]].",
+        )
+    return item[0], item[1]
+
 
 SKIPPED, LEFT_OVER = -1, -2
 """Instead of a step: the row is skipped, or at the end of the schedule in no whole step."""
@@ -309,3 +399,46 @@ def rows_of_tokens(name: str, tokens: int, length: int) -> int:
             fix=f"set {name} to {near}",
         )
     return tokens // length
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Neighbouring steps with the same sequence length.
+
+    Attributes:
+        first, stop: steps from 0, half-open.
+        sequence_length: tokens of a row as trained.
+    """
+
+    first: int
+    stop: int
+    sequence_length: int
+
+
+def find_phases(stages: Iterable[tuple[int, int]], kept: KeptRows, sizes: StepSizes) -> list[Phase]:
+    """Return the phases of a run in order; together they hold each step once.
+
+    A step belongs to the stage of its first row, also where it reaches into the next stage.
+
+    Args:
+        stages: rows and sequence length of each stage of the run, in order.
+        kept: its rows without the skipped ones.
+        sizes: rows of each step.
+    """
+    steps, last_row, first = sizes.count(kept.count), 0, 0
+    phases: list[Phase] = []
+    for rows, length in stages:
+        last_row += rows
+        # the first step whose first row is in the next stage or after it
+        stop = min(steps, sizes.steps_to(kept.before(last_row)))
+        if phases and phases[-1].sequence_length == length:
+            phases[-1] = Phase(phases[-1].first, stop, length)
+        elif first < stop:
+            phases.append(Phase(first, stop, length))
+        first = stop
+    return phases
+
+
+def phase_of(phases: Sequence[Phase], step: int) -> Phase:
+    """Return the phase that step `step` (from 0) belongs to."""
+    return phases[bisect_right(phases, step, key=lambda phase: phase.first) - 1]

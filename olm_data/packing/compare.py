@@ -18,7 +18,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.view import View
 from olm_data.errors import printable
 from olm_data.packing.base import Int64, PackedRows, Packing, PackingCost
-from olm_data.packing.write_plan import WINDOW, documents
+from olm_data.packing.row_plan import WINDOW, documents
 from olm_data.printing import Mean, Share, cells, fitted
 
 ROW_DOCUMENTS = 32

@@ -5,6 +5,8 @@
 Neighbouring rows share one token, which is the last label of the first and the first input of the
 second, so every token but the stream's first is a label exactly once. Of a whole dataset that is
 arithmetic, no index; of a view it is a row plan. Pure.
+
+Also: packing of order `olmo-core`: rows as OLMo-core's `NumpyFSLDataset` cuts token files.
 """
 
 from __future__ import annotations
@@ -117,3 +119,37 @@ def _rows(starts: Int64, lengths: Int64, ends: Int64, i: int, j: int, size: int)
     begin = np.maximum(np.repeat(low, counts), before)
     stop = np.minimum(np.repeat(low + size + 1, counts), ends[document])
     return PackedRows(starts[document] + begin - before, stop - begin, counts)
+
+
+class Instances(Concat, frozen=True):
+    """The documents of each shard as one stream, cut into whole chunks of rows.
+
+    Attributes:
+        chunk_rows: rows of a chunk.
+    """
+
+    planned: ClassVar[bool] = True
+
+    chunk_rows: int
+
+    def pack(
+        self, dataset: Dataset, documents: Documents, sequence_length: int, cost: PackingCost
+    ) -> Iterator[PackedRows]:
+        """Yield the rows of each shard: pieces of all its documents, S tokens a row."""
+        for number, info in enumerate(dataset.manifest.shards):
+            rows = info.tokens // (sequence_length * self.chunk_rows) * self.chunk_rows
+            used, before = rows * sequence_length, int(dataset.token_ends[number]) - info.tokens
+            ends = dataset.open_shard(number).ends.astype(np.int64)  # not kept open: may be many
+            lengths = np.diff(ends, prepend=np.int64(0))
+            apart = (ends <= used) & (
+                (ends - lengths) // sequence_length != (ends - 1) // sequence_length
+            )
+            cost.rows += rows
+            cost.tokens += used
+            cost.cut_long += int((apart & (lengths > sequence_length)).sum())
+            cost.cut_short += int((apart & (lengths <= sequence_length)).sum())
+            cost.dropped += info.tokens - used
+            stops = np.union1d(ends[ends < used], np.arange(1, rows + 1) * sequence_length)
+            starts = np.concatenate([np.zeros(1, np.int64), stops])[: len(stops)]
+            counts = np.bincount(starts // sequence_length, minlength=rows).astype(np.int64)
+            yield PackedRows(before + starts, stops - starts, counts)

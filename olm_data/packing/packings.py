@@ -11,8 +11,7 @@ import msgspec
 
 from olm_data.order.base import Order, OrderKeys
 from olm_data.packing.base import Packing
-from olm_data.packing.concat import Concat
-from olm_data.packing.instances import Instances
+from olm_data.packing.concat import Concat, Instances
 from olm_data.plugins import Registry
 
 PACKINGS: Mapping[str, type[Packing]] = Registry("olm_data.packings", Concat.name)

@@ -19,13 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.dataset.container import HEADER_BYTES, tokens_header
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.record import RECORD
+from olm_data.dataset.record import HEADER_BYTES, RECORD, tokens_header
 from olm_data.dataset.shard import ENDS, Shard
 from olm_data.errors import OlmError
-from olm_data.rows.next_use import NextUses
-from olm_data.rows.shard_cache import RemoteShard, ShardCache, Stopped
+from olm_data.rows.shard_cache import NextUses, RemoteShard, ShardCache, Stopped
 from olm_data.threads import end_of
 
 log = logging.getLogger(__name__)

@@ -8,31 +8,90 @@ leaves a partial folder whose lock the kernel has dropped, and the next one clea
 share the folder: one fetches a shard while the others wait for it; where locks do nothing, each
 fetches it for itself and one of them is kept. Nothing is held open, so giving a shard up frees its
 room at once, and a reader that finds it gone fetches it again.
+
+Also: when shards are needed next, and which to give up for room. Pure.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import itertools
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from olm_data.canonical import digest
+import numpy as np
+from numpy.typing import NDArray
+
+from olm_data.bounded_json import digest
 from olm_data.errors import StorageError, ValidationError
-from olm_data.rows.next_use import victims
-from olm_data.storage.disk import io_errors, make_folder
-from olm_data.storage.flock import locked
+from olm_data.storage.disk import io_errors, locked, make_folder
 from olm_data.storage.process import Process, State, state_of, this_process
 from olm_data.storage.store import Store
 
+Int64 = NDArray[np.int64]
+NEVER = 1 << 62
+"""The next use of what has no known use."""
+
+
+class NextUses:
+    """The uses of shards in the steps that are known.
+
+    Args:
+        steps: integers [m], the step of each use.
+        shards: integers [m], the shard that is used; a pair may be repeated.
+    """
+
+    def __init__(self, steps: Any = (), shards: Any = ()) -> None:
+        pairs = np.stack([np.asarray(shards, np.int64), np.asarray(steps, np.int64)])
+        pairs = np.unique(pairs, axis=1)  # by shard, then by step
+        known, first = np.unique(pairs[0], return_index=True)
+        parts = np.split(pairs[1], first[1:]) if len(known) else []
+        self._steps: dict[int, Int64] = dict(zip(known.tolist(), parts, strict=True))
+
+    def next_use(self, shard: int, step: int) -> int:
+        """Return the first step from `step` on that uses a shard, or `NEVER`."""
+        steps = self._steps.get(shard)
+        if steps is None or steps[-1] < step:
+            return NEVER
+        return int(steps[np.searchsorted(steps, step)])
+
+    def in_order(self, step: int) -> list[int]:
+        """Return the shards used from `step` on, the one that is needed first first."""
+        uses = [(self.next_use(shard, step), shard) for shard in self._steps]
+        return [shard for use, shard in sorted(uses) if use != NEVER]
+
+
+def victims(
+    sizes: Mapping[str, int], next_use: Mapping[str, int], room: int, later_than: int
+) -> list[str] | None:
+    """Choose what to give up for `room` bytes.
+
+    Args:
+        sizes: bytes of each thing there is.
+        next_use: step at which it is needed next; what is missing here is never needed.
+        room: bytes wanted; nothing is given up for 0 or less.
+        later_than: only what is needed after this step may go.
+
+    Returns:
+        Names, the furthest next use first; None where not enough may go.
+    """
+    chosen: list[str] = []
+    for name in sorted(sizes, key=lambda name: (-next_use.get(name, NEVER), name)):
+        if room <= 0:
+            break
+        if next_use.get(name, NEVER) <= later_than:
+            return None
+        chosen.append(name)
+        room -= sizes[name]
+    return chosen if room <= 0 else None
+
+
 _fetches = itertools.count()  # of this process: threads share no partial folder
-PIECE = 8 << 20  # bytes of one request
 _PARTIAL, _GONE = ".partial-", ".gone-"
 _GIVEN_UP = ".given-up"
 """Folder of empty files, one a shard that was given up for room: it is not missed."""
@@ -236,22 +295,18 @@ def _download(
 ) -> None:
     """Download a file and check it, once more where it arrived as something else."""
     for attempt in (1, 2):
-        seen, count = hashlib.sha256(), 0
         try:
-            with open(path, "wb") as file:
-                for piece in store.pieces(name, PIECE):
-                    if stopped():
-                        raise Stopped
-                    seen.update(piece)
-                    count += len(piece)
-                    file.write(piece)
+            seen = store.download(name, path, stopped=stopped)
         except FileNotFoundError as error:
             raise StorageError(
                 "a shard's file is not there any more",
                 where=store.url(name),
                 fix="restore the dataset; the same command goes on from the last checkpoint",
             ) from error
-        if seen.hexdigest() == sha256 and size in (None, count):
+        if seen is None:
+            raise Stopped
+        count = path.stat().st_size
+        if seen == sha256 and size in (None, count):
             return
         if attempt == 2:
             raise ValidationError(

@@ -21,6 +21,8 @@ What the log of a run lacks: lines of steps that are missing or stand twice, a m
     numbers of the logged steps, steps that starts went on from -> remarks
 
 A log begins after the earliest step that a start went on from.
+
+Also: how each start of a run ended: a line each in `ends.jsonl`. Read and written here only.
 """
 
 from __future__ import annotations
@@ -28,21 +30,22 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from olm_data.bounded_json import JsonObject, MalformedJson, Size, decode_object
-from olm_data.decoding import convert
+from olm_data.bounded_json import MAX_DIGITS, JsonObject, MalformedJson, Size, decode, decode_object
+from olm_data.decoding import convert, decoder
 from olm_data.errors import UsageError, printable
-from olm_data.order.skip import Range, clip_ranges, merge_ranges
-from olm_data.order.steps import StepSizes
+from olm_data.order.steps import Range, StepSizes, clip_ranges, merge_ranges
 from olm_data.run_log.lines import append_line, lines, malformed_log, read_lines, replace_file
 from olm_data.run_log.metric_names import STEP_SKIPPED, TOKENS
 from olm_data.storage.disk import io_errors
+from olm_data.storage.store import Store
 
 METRICS, STARTS = "metrics.jsonl", "starts.jsonl"
 COUNTED = (TOKENS, STEP_SKIPPED)
@@ -327,12 +330,48 @@ def decode_line(
         plain = decode_object(line)
         if "eval" in plain:
             return convert(plain, Evaluation)
-        fields = {name: plain[name] for name in _FIELDS if name in plain}
         names = plain.keys() - set(_FIELDS) if metrics is None else metrics
-        values = {name: plain[name] for name in names if name in plain}
-        return convert({**fields, "metrics": values, "line": number}, Step)
+        return convert({**_of_step(plain, names), "line": number}, Step)
     except (MalformedJson, msgspec.ValidationError) as error:
         raise malformed_log(path, f"line {number}: {printable(str(error))}") from None
+
+
+def decode_steps(lines: Sequence[bytes], metrics: Collection[str]) -> list[Step] | None:
+    """Return what lines say, or None where that is not sure to be what `decode_line` says.
+
+    As each line is in braces, a value neither goes on in the next one nor ends before its line
+    does; as no colon is left over, no name stands twice, and no object in another.
+    """
+    data = b"".join(lines)
+    braced = all(line.startswith(b"{") and line.endswith(b"}\n") for line in lines)
+    if not braced or b"\\" in data or _is_wide(data):
+        return None
+    try:
+        plain = _LINES.decode_lines(data)
+        names = Counter(map(tuple, plain))
+        colons = sum(n * sum(1 + name.count(":") for name in each) for each, n in names.items())
+        if len(plain) != len(lines) or colons != data.count(b":"):
+            return None
+        return convert([_of_step(each, metrics) for each in plain], list[Step])
+    except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError):
+        return None
+
+
+_LINES = decoder(JsonObject)
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+
+
+def _is_wide(data: bytes) -> bool:
+    """Whether a run of digits is longer than `bounded_json` takes, outside strings."""
+    run = b"0" * (MAX_DIGITS + 1)
+    return run in data.translate(_DIGITS) and run in b"".join(data.split(b'"')[::2]).translate(
+        _DIGITS
+    )
+
+
+def _of_step(plain: JsonObject, metrics: Collection[str]) -> JsonObject:
+    fields = {name: plain[name] for name in _FIELDS if name in plain}
+    return {**fields, "metrics": {name: plain[name] for name in metrics if name in plain}}
 
 
 def _encode(line: Step | Evaluation) -> bytes:
@@ -424,3 +463,76 @@ def _in_words(ranges: Iterable[Range]) -> str:
     return f"step{'s' if len(shown) > 1 or merged[0][1] - merged[0][0] > 1 else ''} " + (
         ", ".join(shown) + more
     )
+
+
+T = TypeVar("T")
+
+ENDS = "ends.jsonl"
+
+Reason = Literal["finished", "stopped", "cancelled", "failed"]
+
+
+class End(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """An end of a run, one line of `ends.jsonl`.
+
+    Attributes:
+        step: the last step that was taken.
+        time: when it was, seconds since 1970, UTC.
+        reason: `finished` after the last step; `stopped` to be gone on with, by a signal or the
+            time limit; `cancelled` to stay as it is; `failed` by an error. A run that goes back
+            for a bad step fails and starts again.
+        by: the signal, who cancelled, or the kind of the error; "" where it finished.
+        why: what was said, without credentials.
+    """
+
+    step: Size
+    time: Time = 0.0
+    reason: Reason
+    by: str = ""
+    why: str = ""
+    version: Literal[1] = 1
+
+
+def read_ends(folder: Path, notes: list[str] | None = None) -> list[End]:
+    """Return the ends of a run, oldest first; none where there is no such file.
+
+    Args:
+        notes: takes a remark on a last line that is cut off.
+
+    Raises:
+        ValidationError: a line is not what a run writes.
+    """
+    return read_lines(folder / ENDS, End, notes)
+
+
+def append_end(folder: Path, end: End) -> None:
+    """Add a line to `ends.jsonl`, atomically; a last line that is cut off goes."""
+    append_line(folder / ENDS, msgspec.json.encode(end))
+
+
+def is_over(run: Store) -> bool:
+    """Whether the last start of a run, local or remote, finished or was cancelled.
+
+    One that was stopped or failed goes on when it is started again; so may one without an end.
+
+    Raises:
+        ValidationError: a last line is not what a run writes.
+        StorageError: the store cannot be read.
+    """
+    end, start = _last(run, ENDS, End), _last(run, STARTS, Start)
+    over = end is not None and end.reason in ("finished", "cancelled")
+    return over and (start is None or end is None or end.time >= start.time)
+
+
+def _last(run: Store, name: str, kind: type[T]) -> T | None:
+    """Return what the last whole line of a file says; None: there is none."""
+    try:
+        whole = run.read(name).rpartition(b"\n")[0]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return decode(whole.rpartition(b"\n")[2], kind) if whole else None
+    except MalformedJson as error:
+        raise malformed_log(Path(run.url(name)), str(error)) from None

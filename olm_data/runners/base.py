@@ -132,7 +132,7 @@ class StoredJob(Job, Protocol):
 
 
 class Runner(Protocol):
-    """Runs tasks: `local.LocalRunner`, `slurm.SlurmRunner`, or one of `olm_data.runners`."""
+    """Runs tasks: `local.LocalRunner`, or one of the group `olm_data.runners`."""
 
     def ready(self, job: Job, workers: int, total: int) -> AbstractContextManager[None]:
         """Get up to `workers` workers ready for a job that will probably be run, while the caller

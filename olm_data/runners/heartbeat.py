@@ -27,9 +27,8 @@ from olm_data.dataset.plan import parse_tasks
 from olm_data.errors import OlmError, UsageError, ValidationError
 from olm_data.redaction import redacted
 from olm_data.runners.base import Count, Done, Job, Note, Runner, Watch
-from olm_data.storage.json_file import read_json
 from olm_data.storage.lease import LeaseLostError
-from olm_data.storage.store import Store
+from olm_data.storage.store import Store, read_json
 from olm_data.threads import in_order
 
 RUN = "run"

@@ -10,7 +10,7 @@ Nothing outside this package knows formats.
 
 from __future__ import annotations
 
-from olm_data.dataset.choices import SourceRequest
+from olm_data.dataset.inputs import SourceRequest
 from olm_data.sources.base import DocumentBatch, Drop, SourcePlan
 from olm_data.sources.files import current_revision
 from olm_data.sources.readers import plan_units, read_units

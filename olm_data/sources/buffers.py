@@ -70,24 +70,6 @@ def from_column(
     )
 
 
-def from_texts(scan: Scan, texts: Sequence[str | None], *, first: int) -> Iterator[DocumentBatch]:
-    """Yield the documents of texts that a function made, in order; None: it has no text.
-
-    Args:
-        first: position of the first one, those that follow count on.
-    """
-    # a lone surrogate is then no UTF-8, and counted as such
-    data = [None if text is None else text.encode(errors="surrogatepass") for text in texts]
-    yield from from_column(
-        scan,
-        pa.array(data, pa.large_binary()),
-        positions=np.arange(first, first + len(data), dtype=np.int64),
-        ids=None,
-        keep=None,
-        filtered=0,
-    )
-
-
 def from_buffers(
     scan: Scan,
     data: np.ndarray,

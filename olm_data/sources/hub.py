@@ -13,15 +13,14 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
-import numpy as np
 import pyarrow as pa
 
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError, UsageError, said_by
 from olm_data.extras import needs
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan, TextOf
-from olm_data.sources.buffers import from_texts
-from olm_data.sources.columns import kinds_of, table_batches, table_schema
+from olm_data.sources.columns import kinds_of, table_schema
+from olm_data.sources.rows import documents_of, table_of
 from olm_data.storage.hub import Repository, hub_errors
 
 UNKNOWN_BYTES = 256 << 20  # planned for a shard whose size the hub does not tell
@@ -82,15 +81,7 @@ def read(scan: Scan) -> Iterator[DocumentBatch]:
         InputError: there is no such text column, or the library cannot read the shard.
         StorageError: the hub cannot be reached.
     """
-    row = 0
-    for table in _tables(scan.input):
-        if scan.is_past(row):
-            return
-        table_schema(table.schema, scan.input, scan.options)
-        for batch in table.combine_chunks().to_batches():
-            positions = np.arange(row, row + len(batch), dtype=np.int64)
-            row += len(batch)
-            yield from table_batches(scan, batch, positions)
+    return documents_of(_tables(scan.input), scan)
 
 
 def read_texts(
@@ -104,18 +95,23 @@ def read_texts(
     Raises:
         InputError: it gives something else than a string or None; or as `read`.
     """
-    row = 0
-    for table in _tables(input):
-        texts = [text_of(values) for values in table.to_pylist()]
-        for n, text in enumerate(texts, row):
-            if not isinstance(text, str | None):
-                raise InputError(
-                    f"the text of a row is of type {type(text).__name__}, not a string",
-                    where=f"{input.path}, row {n:,}",
-                    fix="let text_fn return the text, or None where there is none",
-                )
-        yield from from_texts(Scan(input, unit, options), texts, first=row)
-        row += len(texts)
+    name = options.text_column
+
+    def texts() -> Iterator[pa.RecordBatch]:
+        row = 0
+        for table in _tables(input):
+            found = list(map(text_of, table.to_pylist()))
+            for n, text in enumerate(found, row):
+                if not isinstance(text, str | None):
+                    raise InputError(
+                        f"the text of a row is of type {type(text).__name__}, not a string",
+                        where=f"{input.path}, row {n:,}",
+                        fix="let text_fn return the text, or None where there is none",
+                    )
+            row += len(found)
+            yield table_of([{name: text} for text in found], name, input)
+
+    return documents_of(texts(), Scan(input, unit, options))
 
 
 def columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
@@ -124,7 +120,7 @@ def columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
     return kinds_of(table_schema(found, input, options))
 
 
-def _tables(input: InputFile) -> Iterator[pa.Table]:
+def _tables(input: InputFile) -> Iterator[pa.RecordBatch]:
     place = {
         name: values[0]
         for name, values in parse_qs(input.url.removeprefix("hf:"), keep_blank_values=True).items()
@@ -149,7 +145,7 @@ def _tables(input: InputFile) -> Iterator[pa.Table]:
                 ) from error
         if table is None:
             return
-        yield table
+        yield from table.combine_chunks().to_batches()
 
 
 def _library(repository: str) -> Any:

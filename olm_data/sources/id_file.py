@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from olm_data.dataset.inputs import InputFile
 from olm_data.errors import InputError, UsageError
-from olm_data.select.digests import document_digests
-from olm_data.select.selection import IdSet
+from olm_data.select.selection import IdSet, document_digests
 from olm_data.sources.buffers import joined
 from olm_data.sources.line_blocks import stream_blocks
 from olm_data.sources.listing import list_files

@@ -29,9 +29,15 @@ from olm_data.select.evaluate import matches, mismatch
 from olm_data.select.where import columns, kind_of_value, leaves
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Drop, Scan
 from olm_data.sources.buffers import from_buffers, joined
-from olm_data.sources.columns import used_columns
+from olm_data.sources.columns import (
+    MISSING,
+    MOST_FIELDS,
+    flattened,
+    used_columns,
+    value_below,
+    value_of,
+)
 from olm_data.sources.formats import refuse_other_bytes
-from olm_data.sources.nested import MISSING, MOST_FIELDS, flattened, value_below, value_of
 from olm_data.sources.values import kept_columns, kind_of_json, plain_values
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

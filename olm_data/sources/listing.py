@@ -32,9 +32,8 @@ from olm_data.errors import (
 from olm_data.kinds import NO_TEXT, kind_of, nearest, wrong_kind
 from olm_data.regular_files import MAX_CONFIG, read_regular
 from olm_data.sources import hub_files, remote_files
-from olm_data.sources.files import local_revision
+from olm_data.sources.files import local_revision, open_stream, reading
 from olm_data.sources.formats import KNOWN, as_array, describe, format_of, is_json
-from olm_data.sources.json_array import is_array
 from olm_data.sources.passed import SkippedFile
 from olm_data.storage.names import is_working
 from olm_data.threads import in_order
@@ -48,6 +47,9 @@ _ABOUT = re.compile(
     r"([-_.][^/]*)?",
     re.IGNORECASE,
 )
+
+_HEAD = 256
+"""Bytes that tell an array from JSON Lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,21 @@ def list_files(arguments: Sequence[str]) -> Listing:
 def _with_arrays(files: list[InputFile]) -> list[InputFile]:
     """Look into .json files: one that begins with a bracket is an array, else JSON Lines."""
     asked = [file for file in files if is_json(file.url)]
-    answers = zip(asked, in_order(is_array, asked), strict=True)
+    answers = zip(asked, in_order(_is_array, asked), strict=True)
     arrays = {file.url for file, found in answers if found}
     return [as_array(file) if file.url in arrays else file for file in files]
+
+
+def _is_array(input: InputFile) -> bool:
+    """Whether a .json file begins as an array does.
+
+    Raises:
+        InputError, StorageError: it cannot be read.
+    """
+    if not input.bytes:
+        return False
+    with open_stream(input) as stream, reading(input):
+        return bool(stream.read(_HEAD).removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n")[:1] == b"[")
 
 
 def _local_files(argument: str) -> Listing:

@@ -17,8 +17,7 @@ from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError, printable
 from olm_data.extras import DISTRIBUTION
 from olm_data.plugins import Registry
-from olm_data.select.digests import content_hashes, document_digests
-from olm_data.select.selection import IdSet, drawn
+from olm_data.select.selection import IdSet, content_hashes, document_digests, drawn
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
 from olm_data.sources.buffers import choose, merge
 from olm_data.sources.formats import GROUP

@@ -16,9 +16,8 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-from olm_data.dataset.choices import SourceRequest
 from olm_data.dataset.docs import docs_schema
-from olm_data.dataset.inputs import KEEP_TYPES, InputFile, KeepType, ReadOptions
+from olm_data.dataset.inputs import KEEP_TYPES, InputFile, KeepType, ReadOptions, SourceRequest
 from olm_data.errors import InputError, StorageError, UsageError, printable, suggest
 from olm_data.select.where import columns
 from olm_data.sources import hub, named, own, pylib
@@ -196,7 +195,7 @@ def _options(found: _Found, request: SourceRequest) -> ReadOptions:
     return msgspec.structs.replace(
         options,
         id_column=id_column,
-        keep=tuple((name, cast(KeepType, kind)) for name, kind in kept.items()),
+        keep=tuple((name, cast("KeepType", kind)) for name, kind in kept.items()),
     )
 
 

@@ -5,7 +5,7 @@ code --rows--> strings or mappings, some at a time --tables--> Arrow tables --> 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -46,7 +46,7 @@ def tables_of(
             some = list(islice(rows, ROWS))
         if not some:
             return
-        yield _table([_record(row, text_column, input) for row in some], text_column, input)
+        yield table_of(some, text_column, input)
 
 
 def documents_of(tables: Iterable[pa.RecordBatch], scan: Scan) -> Iterator[DocumentBatch]:
@@ -83,7 +83,13 @@ def _record(row: Any, text: str, input: InputFile) -> dict[str, Any]:
     return dict(row)
 
 
-def _table(rows: list[dict[str, Any]], text: str, input: InputFile) -> pa.RecordBatch:
+def table_of(some: Sequence[Row], text: str, input: InputFile) -> pa.RecordBatch:
+    """Return rows as a table, whose texts may be no UTF-8.
+
+    Raises:
+        InputError: one is no row, or a column has values of several types.
+    """
+    rows = [_record(row, text, input) for row in some]
     names = dict.fromkeys(name for row in rows for name in row)
     found = {name: [row.get(name) for row in rows] for name in names}
     texts = found.get(text)

@@ -19,8 +19,7 @@ from contextlib import contextmanager
 
 from olm_data.errors import InputError, UsageError, suggest
 from olm_data.sources.formats import FORMATS, format_of
-from olm_data.storage.disk import io_errors
-from olm_data.storage.scratch import abandoned, scratch
+from olm_data.storage.disk import abandoned, io_errors, scratch
 
 STANDARD_INPUT = "-"
 DEFAULT_FORMAT = "jsonl"

@@ -7,34 +7,47 @@
 The clients make one attempt a request; the one retry loop is here, around request and body, so that
 a stalled store costs attempts x timeout and not the product of three loops. A request whose answer
 was lost may have been done: whoever creates or completes looks before calling it a failure.
+
+Also: trying again: bounded exponential backoff with full jitter, for what can fail in passing.
+
+Also: the service of each scheme in this process: made once for what the environment says.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+import os
+import random
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from olm_data.errors import UsageError, refuse_secrets
+from olm_data import plugins
+from olm_data.bounded_json import decode_object
+from olm_data.errors import OlmError, UsageError, refuse_secrets, words
+from olm_data.process_lock import ProcessLock
 from olm_data.redaction import echoes
 from olm_data.regular_files import refuse_large
 from olm_data.storage import failures
+from olm_data.storage import service as bounds
 from olm_data.storage.objects import (
     SCHEMES,
     Object,
     RemoteFailure,
     Upload,
+    options_for,
     other_bytes,
     scheme_of,
     split_url,
 )
-from olm_data.storage.options import options_for
-from olm_data.storage.retry import Backoff, retried
 from olm_data.storage.service import (
     Condition,
     CredentialEcho,
@@ -43,7 +56,118 @@ from olm_data.storage.service import (
     Refusal,
     Service,
 )
-from olm_data.storage.services import service
+
+_lock = ProcessLock()
+
+
+def service(scheme: str, options: str = "") -> Service:
+    """Return this process's service for a scheme, with what the environment says now.
+
+    Args:
+        options: for its client, as JSON (see `options`).
+
+    Raises:
+        MissingExtra: its package is not installed.
+        RemoteFailure: it finds no credentials.
+        UsageError: the settings are refused.
+    """
+    kind = _kind(scheme)
+    names = sorted(name for name in list(os.environ) if name.startswith(kind.settings))
+    said = tuple((name, os.environ.get(name)) for name in names)
+    timeouts = (bounds.CONNECT_TIMEOUT, bounds.READ_TIMEOUT)
+    with _lock.held():
+        return _made(kind, scheme, options, os.getpid(), said, timeouts)
+
+
+def _kind(scheme: str) -> type[Service]:
+    if scheme == "s3":
+        from olm_data.storage.s3 import S3
+
+        return S3
+    if scheme in ("memory", "hf"):
+        from olm_data.storage import plain
+
+        return plain.Memory if scheme == "memory" else plain.Hub
+    kind: type[Service] = plugins.load("olm_data.services", scheme)
+    return kind
+
+
+@lru_cache(maxsize=8)
+def _made(
+    kind: type[Service], scheme: str, options: str, pid: int, settings: object, timeouts: object
+) -> Service:
+    try:
+        made = kind(scheme, decode_object(options.encode() or b"{}"))
+    except (OlmError, ImportError):
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the client of {scheme}:// refuses its settings: {type(error).__name__}",
+            why=words(str(error)) if isinstance(error, TypeError) else None,
+            fix=f"check {kind.address}, {kind.login} and the storage options",
+        ) from error
+
+    def close() -> None:
+        if os.getpid() == pid:
+            made.close()
+
+    atexit.register(close)
+    return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backoff:
+    """How often to try, and how long to wait.
+
+    Attributes:
+        attempts: most attempts, the first one included.
+        first: the longest wait before the second attempt, in seconds; each next one doubles.
+        most: the longest wait, in seconds.
+        within: no attempt starts later than this many seconds after the first one.
+    """
+
+    attempts: int = 10
+    first: float = 0.2
+    most: float = 20.0
+    within: float = 300.0
+
+    def longest(self, attempt: int) -> float:
+        """Return the longest wait in seconds after attempt number `attempt` (1, 2, ...)."""
+        return min(self.most, self.first * 2.0 ** (attempt - 1))
+
+
+def retried(
+    action: Callable[[int], T],
+    backoff: Backoff,
+    transient: Callable[[Exception], bool],
+    failed: Callable[[Exception, int, float], None],
+) -> T:
+    """Return what `action(attempt)` returns once it does not fail.
+
+    Args:
+        action: what to try; it gets the number of the attempt, from 1.
+        backoff: the bounds.
+        transient: whether it may help to try again after this error.
+        failed: told of each error that another attempt follows: error, attempt, seconds so far.
+
+    Raises:
+        Exception: the last error of `action`, unchanged.
+    """
+    start = time.monotonic()
+    attempt = 1
+    while True:
+        try:
+            return action(attempt)
+        except Exception as error:
+            seconds = time.monotonic() - start
+            wait = random.uniform(0, backoff.longest(attempt))
+            late = seconds + wait > backoff.within
+            if attempt >= backoff.attempts or late or not transient(error):
+                raise
+            failed(error, attempt, seconds)
+        time.sleep(wait)
+        attempt += 1
+
 
 BACKOFF = Backoff()
 FIRST_CONTACT = Backoff(attempts=6, within=60)  # see `Bucket.hasty`

@@ -11,15 +11,14 @@ other is refused. What fails here takes its files away again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
+from olm_data.bounded_json import sha256_file
 from olm_data.errors import ConflictError, OlmError
 from olm_data.regular_files import MAX_WHOLE, read_regular, refuse_unreadable
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder, write_durable
@@ -35,24 +34,6 @@ CLAIM = ".olm-exporting.json"
 _LOOKED_AT = 1000
 _BUSY = "another process exports to this place"
 _FIX = "wait for it to finish, or choose another --output"
-
-
-class Draft(Protocol):
-    """An export in the making.
-
-    Attributes:
-        folder: empty at first; files are written here.
-        sizes: bytes of each file that was settled, by name.
-    """
-
-    folder: Path
-    sizes: dict[str, int]
-
-    def settle(self) -> None:
-        """Make the files of the folder durable, and visible where they can only come singly."""
-
-    def commit(self, receipt: bytes) -> None:
-        """Make the export visible as a whole."""
 
 
 class LocalFolder:
@@ -222,8 +203,7 @@ class _RemoteDraft:
     def settle(self) -> None:
         """Upload the new files, those that name others last, and remove them here."""
         for path in sorted(self.folder.iterdir(), key=lambda p: (p.suffix == ".json", p.name)):
-            with open(path, "rb") as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            sha256 = sha256_file(path)
             self.sizes[path.name] = path.stat().st_size
             self._lease.check()
             self._store.publish(path.name, path, sha256)
@@ -242,6 +222,11 @@ class _RemoteDraft:
             self._lease.check()
             for name in [*self.sizes, CLAIM]:
                 self._store.delete(name)
+
+
+Draft = _LocalDraft | _RemoteDraft
+"""An export in the making: `folder`, empty at first, where files are written, and the `sizes` of
+those that were settled."""
 
 
 def destination(output: str) -> LocalFolder | RemotePrefix:

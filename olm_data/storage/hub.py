@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from olm_data.canonical import sha256_file
+from olm_data.bounded_json import sha256_file
 from olm_data.errors import (
     ConflictError,
     InputError,

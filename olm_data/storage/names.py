@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
+from functools import lru_cache
 
 from olm_data.errors import UsageError, ValidationError
 
@@ -50,6 +51,7 @@ def refuse_no_place(name: str) -> None:
         )
 
 
+@lru_cache(maxsize=4096)  # a name that was found good is good
 def refuse_escape(name: str) -> None:
     """Refuse a name that leads out of the folder it is looked for in, or forges a log line.
 

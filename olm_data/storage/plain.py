@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from olm_data.storage.hub import hub_filesystem
-from olm_data.storage.objects import Object
-from olm_data.storage.options import Options
+from olm_data.storage.objects import Object, Options
 from olm_data.storage.service import Condition, GetResult, Refusal, Service, base64_md5
 
 _EPOCH = datetime.fromtimestamp(0, UTC)

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from olm_data.errors import UsageError, words
 from olm_data.storage.file_part import Slice
-from olm_data.storage.objects import Object, Upload
-from olm_data.storage.options import Options
+from olm_data.storage.objects import Object, Options, Upload
 
 CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 30.0  # seconds; sending has CONNECT_TIMEOUT for each block
 WRITER = "olm-writer"

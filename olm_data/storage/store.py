@@ -5,6 +5,11 @@ because fsspec publishes a partial object when the body of `with fs.open(url, "w
 
     name -> checked once, by `key` -> Folder: regular files, no link out, durable writes
                                    -> Bucket: what arrived is what was sent
+
+Also: A local folder by the operations of a bucket: the one place that mistrusts what lies on a
+disk.
+
+Also: JSON files of a store, within one limit: what is written can be read again.
 """
 
 from __future__ import annotations
@@ -14,19 +19,155 @@ import hashlib
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from olm_data.bounded_json import MalformedJson, check
 from olm_data.errors import ConflictError
-from olm_data.regular_files import MAX_WHOLE, refuse_unreadable
-from olm_data.storage.bucket import Bucket, open_bucket
-from olm_data.storage.disk import io_errors
-from olm_data.storage.folder import Folder
+from olm_data.regular_files import (
+    MAX_DOCUMENT,
+    MAX_WHOLE,
+    open_regular,
+    read_regular,
+    refuse_large,
+    refuse_link_out,
+    refuse_special,
+    refuse_unreadable,
+)
+from olm_data.storage.bucket import PIECE, Bucket, open_bucket
+from olm_data.storage.disk import fsync_directory, io_errors, make_folder, scratch, write_durable
 from olm_data.storage.names import refuse_escape, refuse_no_place
-from olm_data.storage.scratch import scratch
+from olm_data.storage.objects import Object
 from olm_data.storage.upload import upload
+
+
+class Folder:
+    """The files of a local folder.
+
+    Args:
+        root: its path.
+        within: folder that no link may lead out of: `root`, or one above it.
+        staging_prefix: start of the names of folders for unfinished files.
+
+    Raises:
+        FileNotFoundError: of each operation that reads, where there is no such file.
+        ValidationError: of these, where it is no regular file, or a link out of `within`.
+        ResourceError: what the system refuses.
+    """
+
+    def __init__(self, root: str, within: str, staging_prefix: str) -> None:
+        self.root, self._within, self._staging_prefix = root, within, staging_prefix
+
+    def url(self, name: str) -> str:
+        """Return the path of a file."""
+        return f"{self.root}/{name}"
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open a file for reading."""
+        with io_errors(self.url(name)) as path:
+            return open_regular(path, within=self._within)
+
+    def get(
+        self, name: str, start: int = 0, stop: int | None = None, *, most: int | None = None
+    ) -> bytes:
+        """Return bytes [start, stop) of a file, as many of them as it has; all: at most `most`."""
+        with io_errors(self.url(name)) as path:
+            if stop is None:
+                return read_regular(path, most or MAX_WHOLE, within=self._within)[start:]
+            with open_regular(path, within=self._within) as file:
+                file.seek(start)
+                there = os.fstat(file.fileno()).st_size  # for a buffer no larger than the file
+                return file.read(max(0, min(stop, there) - start))
+
+    def pieces(self, name: str, size: int, start: int = 0) -> Iterator[bytes]:
+        """Yield the bytes of a file from `start` on in pieces of `size`."""
+        with io_errors(self.url(name)), self.open(name) as file:
+            file.seek(start)
+            while piece := file.read(size):
+                yield piece
+
+    def head(self, name: str) -> Object | None:
+        """Return what is known of a file, None where there is none."""
+        with io_errors(self.url(name)) as path:
+            try:
+                there = os.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            refuse_special(there.st_mode, path)
+            refuse_link_out(path, self._within)
+            return _object(name, there)
+
+    def list(self, below: str = "") -> Iterator[Object]:
+        """Yield the files below a sub-folder, `folder/`, or all; of a link what it is itself."""
+        with io_errors(self.url(below)) as folder:
+            for place, _, names in os.walk(folder):
+                for path in (Path(place, name) for name in names):
+                    with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                        yield _object(str(path.relative_to(self.root)), path.lstat())
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the sizes of the files right in the folder whose names start with `prefix`."""
+        found = {}
+        with (
+            io_errors(self.root),
+            contextlib.suppress(FileNotFoundError),
+            os.scandir(self.root) as entries,
+        ):
+            for entry in entries:
+                if entry.name.startswith(prefix) and entry.is_file():
+                    with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                        found[entry.name] = entry.stat().st_size
+        return found
+
+    def delete(self, name: str) -> None:
+        """Delete a file; one that is not there is no error."""
+        with io_errors(self.url(name), writing=True), contextlib.suppress(FileNotFoundError):
+            os.unlink(self.url(name))
+
+    def put(self, name: str, data: bytes, *, create: bool = False) -> None:
+        """Write a file whole and durable; `create`: only where there is none, else FileExistsError.
+
+        Raises:
+            FileExistsError: there is one.
+        """
+        with io_errors(self.url(name), writing=True), self.staging() as staging:
+            made = staging / ("create" if create else "put")
+            write_durable(made, data)
+            if create:
+                os.link(made, self.url(name))
+                fsync_directory(Path(self.root))
+            else:
+                self.publish(name, made)
+
+    def publish(self, name: str, path: Path) -> None:
+        """Make a finished, fsynced file of the same file system visible as `name`."""
+        with io_errors(self.url(name), writing=True) as url:
+            folder = os.path.dirname(url)
+            if not os.path.isdir(folder):  # the first file of a sub-folder
+                make_folder(folder)
+                fsync_directory(Path(folder).parent)
+            os.replace(path, url)
+            fsync_directory(Path(folder))
+
+    @contextlib.contextmanager
+    def staging(self) -> Iterator[Path]:
+        """Yield a folder for unfinished files; it is removed at the end, whatever happens."""
+        with io_errors(self.root, writing=True):
+            make_folder(self.root)
+            folder = Path(tempfile.mkdtemp(prefix=self._staging_prefix, dir=self.root))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _object(name: str, found: os.stat_result) -> Object:
+    return Object(name, found.st_size, "", datetime.fromtimestamp(found.st_mtime, UTC))
+
 
 STAGING_PREFIX = ".staging-"
 WORKER_PREFIX = ".worker-"
@@ -157,6 +298,24 @@ class Store:
             ValidationError: it is no regular file, or a link out of the folder.
         """
         return self._files.pieces(self.key(name), size, start)
+
+    def download(
+        self, name: str, path: Path, *, stopped: Callable[[], bool] = lambda: False
+    ) -> str | None:
+        """Copy a file to `path`; return the sha256 of what came, None once `stopped` says so.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+        seen = hashlib.sha256()
+        with open(path, "wb") as file:
+            for piece in self.pieces(name, PIECE):
+                if stopped():
+                    return None
+                seen.update(piece)
+                with io_errors(str(path), writing=True):
+                    file.write(piece)
+        return seen.hexdigest()
 
     def sha256(self, name: str) -> str:
         """Return the sha256 of `name`, read a piece at a time.
@@ -300,3 +459,50 @@ class Store:
 def _conflict(what: str, where: str, fix: str) -> ConflictError:
     why = "two writers on one output would lose one of the two results"
     return ConflictError(what, where=where, why=why, fix=fix)
+
+
+_AT_ONCE = 32 << 20  # bytes; the manifest of 2 * 10^12 tokens
+_BEGINNING = 1 << 16
+
+
+def read_json(store: Store, name: str) -> bytes:
+    """Return the bytes of a JSON file; of a large one that begins as none does, a piece is read.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        MalformedJson: it is large, and no JSON within bounds.
+        ValidationError: it is no regular file, a link out of the folder, or larger than
+            `write_json` makes.
+    """
+    first = store.read(name, 0, min(_AT_ONCE, MAX_DOCUMENT + 1))
+    if len(first) < min(_AT_ONCE, MAX_DOCUMENT + 1):
+        return first
+    check([first[:_BEGINNING]])
+    refuse_large(store.size(name) or 0, MAX_DOCUMENT, store.url(name))
+    parts, size = [first], len(first)
+    for piece in store.pieces(name, _AT_ONCE, size):
+        size += len(piece)
+        refuse_large(size, MAX_DOCUMENT, store.url(name))  # it may have grown
+        if b"\0" in piece:  # a hole: of a sparse file nothing is held
+            raise MalformedJson("control bytes: this is not text")
+        parts.append(piece)
+    return b"".join(parts)
+
+
+def write_json(store: Store, name: str, data: bytes) -> None:
+    """Write a JSON file as `Store.put` does.
+
+    Raises:
+        InputError: it is larger than `read_json` takes.
+    """
+    store.put(name, data, limit=MAX_DOCUMENT)
+
+
+def create_json(store: Store, name: str, data: bytes) -> None:
+    """Write a JSON file as `Store.create` does, only if there is none.
+
+    Raises:
+        ConflictError: there is one.
+        InputError: it is larger than `read_json` takes.
+    """
+    store.create(name, data, limit=MAX_DOCUMENT)

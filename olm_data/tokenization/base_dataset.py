@@ -16,13 +16,11 @@ from typing import cast
 import msgspec
 
 from olm_data.bounded_json import MalformedJson
-from olm_data.dataset.choices import SpecialPolicy
-from olm_data.dataset.history import read_plans
-from olm_data.dataset.inputs import InputFile, PositionKind
+from olm_data.dataset.inputs import InputFile, PositionKind, SpecialPolicy
 from olm_data.dataset.job import JobFile
 from olm_data.dataset.manifest import InputInfo, Manifest, read_manifest
 from olm_data.dataset.options import Options
-from olm_data.dataset.plan import Plan
+from olm_data.dataset.plan import Plan, read_plans
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo, own_tokenizer
 from olm_data.errors import InputError, ValidationError
 from olm_data.sources.base import SourcePlan
@@ -132,7 +130,7 @@ class BaseDataset:
             dedup=options.dedup,
             on_invalid=options.on_invalid,
             on_unknown=options.on_unknown,
-            special=cast(SpecialPolicy, self.manifest.tokenizer.special),
+            special=cast("SpecialPolicy", self.manifest.tokenizer.special),
             holdout=Fraction(options.holdout),
             container=self.manifest.container,
             shuffle_documents=options.shuffle_documents,
@@ -203,7 +201,7 @@ class BaseDataset:
 
 def _known_input(info: InputInfo) -> InputFile:
     """An input of the dataset, to be counted and not read."""
-    position = cast(PositionKind, info.position)
+    position = cast("PositionKind", info.position)
     return InputFile(
         path=info.path, url="", bytes=info.bytes, revision="", format="txt", position=position
     )

@@ -24,7 +24,7 @@ from olm_data.dataset.manifest import ShardInfo
 from olm_data.dataset.plan import Plan
 from olm_data.errors import ValidationError
 from olm_data.runners.base import Report
-from olm_data.select.digests import content_hashes, document_digests
+from olm_data.select.selection import content_hashes, document_digests
 from olm_data.sources.base import DocumentBatch
 from olm_data.storage.store import Store
 from olm_data.tokenization.duplicates import Keys, later_copies, pieces, stored_keys

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import zstandard
 
-from olm_data.canonical import sha256_file
+from olm_data.bounded_json import sha256_file
 from olm_data.dataset.inputs import InputFile
 from olm_data.sources.base import Drop
 from olm_data.storage.disk import io_errors

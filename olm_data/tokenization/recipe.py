@@ -24,10 +24,10 @@ from olm_data.config.convert import parse
 from olm_data.config.hints import Count, Needs, Reader
 from olm_data.config.values import Values
 from olm_data.counts import parse_share
-from olm_data.dataset.choices import Container, SourceRequest, SpecialPolicy
+from olm_data.dataset.inputs import Container, SourceRequest, SpecialPolicy
 from olm_data.errors import UsageError
 from olm_data.kinds import kind_of
-from olm_data.storage.options import Options, use_options
+from olm_data.storage.objects import Options, use_options
 
 FieldValue = str | float | Fraction | Sequence[str] | None
 """What may stand for a field: as a command line, a YAML file or a script in Python has it."""

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from olm_data.dataset.history import plan_name
 from olm_data.dataset.inputs import InputFile, ReadOptions
 from olm_data.dataset.options import Last, Options, Settings
-from olm_data.dataset.plan import Plan, PlannedInput, likely_text, make_plan, shard_text
+from olm_data.dataset.plan import Plan, PlannedInput, likely_text, make_plan, plan_name, shard_text
 from olm_data.decoding import convert
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.sources import plan_units, resolve_source

@@ -18,20 +18,17 @@ import numpy as np
 
 from olm_data.counts import counted, duration, scaled
 from olm_data.dataset.account import InputAccount, check_accounts
-from olm_data.dataset.history import Version
 from olm_data.dataset.manifest import EXCLUDED, MAX_IDS
-from olm_data.dataset.plan import TEXT_BYTES_PER_TOKEN, Plan
+from olm_data.dataset.plan import TEXT_BYTES_PER_TOKEN, Plan, Version
 from olm_data.encoders import ParityReport, choose_encoder, known_encoder, likely_encoder
 from olm_data.errors import ResourceError
-from olm_data.pace import Window, forecast
-from olm_data.progress import Progress
+from olm_data.progress import Progress, Window, forecast
 from olm_data.runners.base import Count, Runner
 from olm_data.runners.heartbeat import PARENT, RUN, Heartbeat, forget_ended
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch
-from olm_data.storage.json_file import create_json
 from olm_data.storage.lease import Lease
-from olm_data.storage.store import Store, absolute
+from olm_data.storage.store import Store, absolute, create_json
 from olm_data.threads import in_order
 from olm_data.tokenization.budget import BudgetWatch, check_budget, check_valid
 from olm_data.tokenization.dedup import drops_found, write_drops

@@ -18,12 +18,10 @@ import numpy as np
 
 from olm_data.bounded_json import MalformedJson
 from olm_data.counts import counted, duration
-from olm_data.dataset.container import HEADER_BYTES, tokens_header, tokens_suffix
-from olm_data.dataset.history import plan_digests
 from olm_data.dataset.job import JobFile
 from olm_data.dataset.manifest import JOB, MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
-from olm_data.dataset.plan import Plan
-from olm_data.dataset.record import RECORD
+from olm_data.dataset.plan import Plan, plan_digests
+from olm_data.dataset.record import HEADER_BYTES, RECORD, tokens_header, tokens_suffix
 from olm_data.dataset.shard import ENDS
 from olm_data.errors import InputError, ValidationError, typed
 from olm_data.kinds import kind_of, nearest, require

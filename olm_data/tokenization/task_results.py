@@ -16,17 +16,14 @@ from dataclasses import dataclass
 
 from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.account import InputAccount, totals_by_input
-from olm_data.dataset.container import tokens_suffix
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.docs import DOCS
-from olm_data.dataset.history import read_plans
 from olm_data.dataset.manifest import VALIDATION
-from olm_data.dataset.plan import Plan, shard_name
-from olm_data.dataset.record import RECORD, ShardRecord
+from olm_data.dataset.plan import Plan, read_plans, shard_name
+from olm_data.dataset.record import RECORD, ShardRecord, tokens_suffix
 from olm_data.dataset.shard import ENDS
 from olm_data.errors import ValidationError
-from olm_data.storage.json_file import read_json
-from olm_data.storage.store import Store
+from olm_data.storage.store import Store, read_json
 from olm_data.threads import READERS, in_order
 
 

@@ -23,7 +23,6 @@ from olm_data import __version__
 from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.account import InputAccount, dropped_of, input_digest, unaccounted
 from olm_data.dataset.folder import refuse_dataset_folder
-from olm_data.dataset.history import Version, plan_digests
 from olm_data.dataset.inputs import RecordOptions
 from olm_data.dataset.manifest import (
     MANIFEST,
@@ -35,7 +34,7 @@ from olm_data.dataset.manifest import (
     refuse_too_many,
 )
 from olm_data.dataset.options import Split
-from olm_data.dataset.plan import Plan
+from olm_data.dataset.plan import Plan, Version, plan_digests
 from olm_data.dataset.record import RECORD, stored_plan
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo
 from olm_data.dataset.tools import Tools, merged
@@ -46,8 +45,7 @@ from olm_data.runners.base import Runner
 from olm_data.sources.passed import passed_lines, tally
 from olm_data.sources.txt import notes as text_notes
 from olm_data.storage.exclusive import exclusive
-from olm_data.storage.json_file import create_json
-from olm_data.storage.store import Store
+from olm_data.storage.store import Store, create_json
 from olm_data.threads import in_order
 from olm_data.tokenization.base_dataset import already_there
 from olm_data.tokenization.dedup import clear as clear_duplicates

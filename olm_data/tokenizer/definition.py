@@ -13,6 +13,7 @@ import msgspec
 
 from olm_data.decoding import convert
 from olm_data.errors import InputError
+from olm_data.tokenizer.byte_alphabet import byte_alphabet
 
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
@@ -149,7 +150,7 @@ class Definition:
         byte_level = any(step.get("type") == "ByteLevel" for step in rules)
         if not byte_level or self._model.get("type", "BPE") != "BPE":
             return None
-        letters = _byte_letters()
+        letters = sorted(byte_alphabet(), key=byte_alphabet().__getitem__)  # by byte
         pairs = sorted(((a, b) for a in range(256) for b in range(256)), key=_edge_first)
         merges = [[letters[a], letters[b]] for a, b in pairs]
         vocabulary = [*letters, *("".join(merge) for merge in merges)]
@@ -246,13 +247,6 @@ def _edge_first(pair: tuple[int, int]) -> tuple[int, int, int]:
     if first < 0x80 or second < 0x80:
         return 0, first, second
     return 1 + (second < 0xC0), first, second
-
-
-def _byte_letters() -> list[str]:
-    """The letters that stand for the bytes 0 to 255 in byte-level vocabularies (of GPT-2)."""
-    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in shown else next(others)) for byte in range(256)]
 
 
 def _hidden(name: str) -> str:

@@ -40,6 +40,9 @@ from olm_train.distributed.world import World
 from olm_train.metrics import MetricsBuffer, Reduce
 from olm_train.stability.report import BadSteps
 
+DATA_WAIT = "data wait"
+"""Name of the range around taking a batch, in a trace."""
+
 
 class TrainingRun(Run, Protocol):
     """What a callback may use of the `Trainer`, which alone changes it, and is derived from it.

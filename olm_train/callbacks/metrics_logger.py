@@ -17,17 +17,21 @@ from typing import ClassVar
 
 from olm_data.bounded_json import JsonObject
 from olm_data.errors import ConflictError, OlmError, words
-from olm_data.order.skip import clip_ranges
+from olm_data.order.steps import clip_ranges
 from olm_data.redaction import redacted
-from olm_data.run_log.ends import ENDS, End, Reason, append_end, is_over
 from olm_data.run_log.log import (
+    ENDS,
     METRICS,
+    End,
     Evaluation,
     MetricsWriter,
+    Reason,
     Start,
     Step,
     Values,
+    append_end,
     append_start,
+    is_over,
     keep_until,
     read_starts,
 )

@@ -35,8 +35,7 @@ from olm_data.errors import InputError, OlmError, printable
 from olm_data.mixture.lock import Lock
 from olm_data.order.steps import StepSizes
 from olm_data.regular_files import MAX_DOCUMENT
-from olm_data.run_log.ends import ENDS
-from olm_data.run_log.log import METRICS, STARTS
+from olm_data.run_log.log import ENDS, METRICS, STARTS
 from olm_data.run_log.run_folder import ENVIRONMENT
 from olm_data.run_log.samples import SAMPLES
 from olm_data.storage.disk import write_durable

@@ -44,16 +44,14 @@ from typing import Any
 
 import msgspec
 
-from olm_data.bounded_json import MalformedJson, Size, decode_object
-from olm_data.canonical import digest as canonical_digest
-from olm_data.canonical import sha256_file
+from olm_data.bounded_json import MalformedJson, Size, decode_object, sha256_file
+from olm_data.bounded_json import digest as canonical_digest
 from olm_data.decoding import convert
 from olm_data.errors import InputError, OlmError, ResourceError, ValidationError, printable, typed
 from olm_data.kinds import nearest
 from olm_data.storage.disk import io_errors
-from olm_data.storage.json_file import read_json
 from olm_data.storage.lease import Fence
-from olm_data.storage.store import Store
+from olm_data.storage.store import Store, read_json
 
 FORMAT, VERSION = "olm-checkpoint", 3
 MANIFEST, TENSORS, STATE, CONFIG, LOCK, TOKENIZER, MERGE = (

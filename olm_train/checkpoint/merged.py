@@ -22,8 +22,7 @@ from olm_data.bounded_json import Size
 from olm_data.decoding import convert
 from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
-from olm_data.storage.disk import write_durable
-from olm_data.storage.scratch import scratch
+from olm_data.storage.disk import scratch, write_durable
 from olm_data.storage.store import Store, absolute, is_remote
 from olm_train.checkpoint.documents import encoded, relative_path
 from olm_train.checkpoint.load import Checkpoint

@@ -27,9 +27,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from olm_data.errors import ConflictError, InputError, OlmError, ResourceError, ValidationError
 from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.disk import fsync_directory, room_left, write_durable
-from olm_data.storage.json_file import create_json
 from olm_data.storage.lease import Fence
-from olm_data.storage.store import Store
+from olm_data.storage.store import Store, create_json
 from olm_train.checkpoint.manifest import (
     INDEX_NAME,
     MANIFEST,

@@ -1,5 +1,4 @@
-"""What the trainer asks of a data loader; `loader.DataLoader` and `torch_loader.TorchDataLoader`
-are ours.
+"""What the trainer asks of a data loader; `loader.DataLoader` is the one for locks.
 
     Trainer --iter--> this rank's list of micro-batches, a step each   (over all epochs there are)
             --step, epoch, steps-->  where it is, and how far it goes
@@ -23,8 +22,7 @@ from olm_data.bounded_json import JsonObject
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
-from olm_data.order.skip import Range
-from olm_data.order.steps import StepSizes
+from olm_data.order.steps import Range, StepSizes
 
 
 class DataLoaderBase(ABC):

@@ -29,9 +29,18 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Verify
 from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
-from olm_data.order.phases import Phase, find_phases, phase_of
-from olm_data.order.skip import Range, clip_ranges, merge_ranges
-from olm_data.order.steps import Steps, StepSizes, order_digest, rows_of_tokens
+from olm_data.order.steps import (
+    Phase,
+    Range,
+    Steps,
+    StepSizes,
+    clip_ranges,
+    find_phases,
+    merge_ranges,
+    order_digest,
+    phase_of,
+    rows_of_tokens,
+)
 from olm_data.rows.cache_plan import CacheOptions
 from olm_data.rows.reader import DatasetRows, RowReader
 from olm_train.data.base import DataLoaderBase

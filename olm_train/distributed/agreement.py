@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from olm_data.bounded_json import JsonObject
-from olm_data.canonical import digest
+from olm_data.bounded_json import JsonObject, digest
 from olm_data.errors import ValidationError
 from olm_train.distributed.world import World
 

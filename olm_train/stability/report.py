@@ -17,7 +17,7 @@ from pathlib import Path
 from olm_data.decoding import convert
 from olm_data.errors import OlmError
 from olm_data.mixture.lock import Lock
-from olm_data.order.skip import Range, merge_ranges
+from olm_data.order.steps import Range, merge_ranges
 from olm_data.rows.views import LockRows
 from olm_data.run_log.bad_steps import BadDocument, BadRow, BadStep
 from olm_data.run_log.log import read_starts

@@ -23,8 +23,8 @@ from support.reading import read_plan
 from support.small_datasets import write_dataset
 from support.stand_in import parse_mixture
 
-from olm_data.dataset.choices import SourceRequest
 from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.inputs import SourceRequest
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.order.orders import ORDERS

@@ -21,8 +21,8 @@ from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError, StorageError, UsageError
+from olm_data.extensions.verify.datasets import verify
 from olm_data.storage.store import Store
-from olm_data.verify.datasets import verify
 from olm_train import Decoder, load_model
 
 

@@ -15,7 +15,7 @@ from support.hub_stub import HubStub
 from support.tokenizing import texts
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.verify.datasets import verify
+from olm_data.extensions.verify.datasets import verify
 
 README = """---
 configs:

@@ -25,6 +25,7 @@ from support.runs import (
     write_config,
 )
 
+pytestmark = pytest.mark.xdist_group("resume")  # its fixtures are made once
 LAST = f"step{STEPS:08d}"
 
 

@@ -18,7 +18,7 @@ from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, StorageError
-from olm_data.verify.datasets import verify
+from olm_data.extensions.verify.datasets import verify
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from support.stand_in import parse_mixture
 
 from olm_data.cli import cli
 from olm_data.errors import InputError, OlmError, ValidationError
-from olm_data.mixture.mix import compile_lock
-from olm_data.mixture.sources import open_sources
+from olm_data.mixture.mix import MixPlan, open_sources
 from olm_train.callbacks.base import Callback
 
 STEPS, ROWS, S = 9, 8, 32
@@ -161,7 +160,7 @@ def test_the_log_of_another_lock_differs(
     text = MANIFEST.replace("seed: 5", "seed: 6")
     mixture = parse_mixture(text, "manifest.yaml", str(tiny_mixture.parent))
     other = tmp_path / "other.lock.json"
-    compile_lock(mixture, open_sources(mixture), str(tmp_path)).write(other)
+    MixPlan(mixture, open_sources(mixture), str(tmp_path)).compile().write(other)
     done = CliRunner().invoke(cli, ["verify", str(folder), "--lock", str(other)])
     assert done.exit_code == 3
     assert "differs: a start of the run had another lock" in done.stdout

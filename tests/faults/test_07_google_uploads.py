@@ -23,8 +23,8 @@ from support.store_proxy import (
 
 from olm_data.errors import ConflictError
 from olm_data.storage import bucket
+from olm_data.storage.bucket import Backoff
 from olm_data.storage.objects import RemoteFailure
-from olm_data.storage.retry import Backoff
 from olm_data.storage.store import Store
 
 

@@ -17,9 +17,9 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import InputError, UsageError
 from olm_data.extensions.doctor.clean import Leftover, clean, parse_age
+from olm_data.extensions.verify.datasets import verify
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.store import Store
-from olm_data.verify.datasets import verify
 
 
 @pytest.fixture

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from support.plans import plan_of
 
 from olm_data.dataset.account import InputAccount, check_accounts, totals_by_input
-from olm_data.dataset.container import HEADER_BYTES, TOKENS, npy_header
 from olm_data.dataset.inputs import Unit
+from olm_data.dataset.record import HEADER_BYTES, TOKENS, npy_header, window_counts
 from olm_data.dataset.shard import ENDS, Shard
-from olm_data.dataset.windows import window_counts
 from olm_data.storage.store import Store
 from olm_data.tokenization.batches import delimit
 from olm_data.tokenization.recipe import parse_budget

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olm_data.encoders import make_encoder
-from olm_data.encoders.base import concatenate
-from olm_data.encoders.special import special_ids
+from olm_data.encoders.base import concatenate, special_ids
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 
 NAMES = ["gpt2", "dolma2", "gpt-neox-dolma", "bert-uncased"]

@@ -13,9 +13,9 @@ from support.tokenizing import make_dataset, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError, OlmError, ValidationError
+from olm_data.extensions.verify.datasets import verify
+from olm_data.extensions.verify.shard import check_shard
 from olm_data.storage.store import Store
-from olm_data.verify.datasets import verify
-from olm_data.verify.shard import check_shard
 
 DOCUMENTS = ["one two", "three", "\u4f60", "a longer text to have some tokens of, five six seven"]
 

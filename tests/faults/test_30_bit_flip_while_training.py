@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from support.small_datasets import random_shards, write_mixture
 
-from olm_data.dataset.container import HEADER_BYTES
-from olm_data.dataset.record import BLOCK_BYTES
+from olm_data.dataset.record import BLOCK_BYTES, HEADER_BYTES
 from olm_data.errors import ValidationError
 from olm_train.data import DataLoader, EvalLoader
 

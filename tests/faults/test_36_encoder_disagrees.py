@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import olm_data.encoders as encoders
-from olm_data.encoders import TextEncoder, choose_encoder, sweep
+from olm_data.encoders import TextEncoder, choose_encoder, gate
 from olm_data.encoders.base import concatenate
 from olm_data.encoders.hf import HfEncoder
 from olm_data.encoders.text import AUDIT_EVERY
@@ -26,8 +26,8 @@ def spec(tiny_tokenizer: Path) -> TokenizerSpec:
 @pytest.fixture(autouse=True)
 def small_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep of few code points, and a cache of its own: the encoders here are not real."""
-    monkeypatch.setattr(sweep, "NEAR", [range(0x20, 0x180)])
-    monkeypatch.setattr(sweep, "FAR", [range(0x40000, 0x40040)])
+    monkeypatch.setattr(gate, "NEAR", [range(0x20, 0x180)])
+    monkeypatch.setattr(gate, "FAR", [range(0x40000, 0x40040)])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.stand_in import MANIFEST, compiled
 
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 from olm_data.errors import ConflictError, ValidationError
 from olm_data.mixture.lock import UNDIGESTED, Lock
 

@@ -18,9 +18,9 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.inputs import RecordOptions
 from olm_data.dataset.manifest import Addition, Manifest, version_name
 from olm_data.errors import UsageError, ValidationError
+from olm_data.extensions.verify.datasets import verify
 from olm_data.mixture.lock import Lock
 from olm_data.storage.store import Store
-from olm_data.verify.datasets import verify
 
 ESCAPES = [
     "../shard-00000",

@@ -23,8 +23,8 @@ from support.runs import one_step_trainer
 from support.seal import seal
 
 from olm_train.extensions.downstream.command import main as evaluate
+from olm_train.extensions.generate.command import main as generate
 from olm_train.extensions.hf_export.command import main as export
-from olm_train.generate.command import main as generate
 
 pytestmark = pytest.mark.xdist_group("pickles")  # its fixtures are made once
 

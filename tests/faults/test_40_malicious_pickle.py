@@ -15,9 +15,9 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError, OlmError
+from olm_data.extensions.verify.datasets import verify
 from olm_data.sources import plan_units, read_units
 from olm_data.tokenizer.tokenizer import load_tokenizer
-from olm_data.verify.datasets import verify
 
 NAMES = [
     "a.jsonl",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.verify.datasets import verify
+from olm_data.extensions.verify.datasets import verify
 
 
 def hashes(folder: Path) -> set[int]:

@@ -8,7 +8,7 @@ import pytest
 from support.stand_in import compiled, parse_mixture, stand_in_dataset
 
 from olm_data.errors import InputError, UsageError
-from olm_data.mixture.mix import compile_lock
+from olm_data.mixture.mix import MixPlan
 
 
 def manifest(stages: str, web: str = "", code: str = "") -> str:
@@ -78,7 +78,7 @@ def test_a_source_without_one_row_is_refused_with_the_numbers() -> None:
     mixture = parse_mixture(manifest(MAIN))
     opened = {"web": stand_in_dataset("web", 10**7), "code": stand_in_dataset("code", 1000)}
     with pytest.raises(InputError, match="'code' has 1,000 tokens; one row takes 1,001") as error:
-        compile_lock(mixture, opened)
+        MixPlan(mixture, opened).compile()
     assert "lower sequence_length" in (error.value.fix or "")
 
 

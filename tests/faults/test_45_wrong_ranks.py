@@ -5,7 +5,6 @@ Real processes meet over loopback as torchrun's do; each says how it ended.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Sequence
 from datetime import timedelta
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from support.distributed import PRELOADED
+from support.distributed import rank_server
 from support.ports import free_port
 
 from olm_data.errors import OlmError
@@ -37,17 +36,16 @@ def join(environment: dict[str, str], seconds: float, ready: Any, ends: Any) -> 
 
 def outcomes(ranks: Sequence[tuple[int, int]], seconds: float) -> list[tuple[Any, str]]:
     """Start processes told to be (rank, world size); return what each said, sorted."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     port = free_port()
-    ends: Any = context.Queue()
-    ready = context.Barrier(len(ranks))
-    processes = []
-    for rank, size in ranks:
-        environment = {"RANK": str(rank), "WORLD_SIZE": str(size)}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        processes.append(context.Process(target=join, args=(environment, seconds, ready, ends)))
-        processes[-1].start()
+    with rank_server() as context:
+        ends: Any = context.Queue()
+        ready = context.Barrier(len(ranks))
+        processes = []
+        for rank, size in ranks:
+            environment = {"RANK": str(rank), "WORLD_SIZE": str(size)}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            processes.append(context.Process(target=join, args=(environment, seconds, ready, ends)))
+            processes[-1].start()
     said = [ends.get(timeout=600) for _ in ranks]
     for process in processes:
         process.join(600)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.distributed import PRELOADED, run_ranks
+from support.distributed import rank_server, run_ranks
 from support.runs import build_trainer, group_world, metrics, run_until, write_config
-from torch._inductor import compile_fx
 
 from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
@@ -109,6 +107,8 @@ def test_52_signal_inside_a_save_lets_it_finish_and_stops_the_run_after_it(
 def test_52_signal_while_the_blocks_are_compiled_stops_the_run_after_that_step(
     tiny_mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from torch._inductor import compile_fx  # a second of its own
+
     compiled: list[Any] = []
 
     def interrupted(graph: Any, inputs: object, **options: object) -> Any:
@@ -144,10 +144,9 @@ def signal_twice(second: signal.Signals) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("second", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_52_second_signal_ends_at_once(second: signal.Signals, code: int) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    process = context.Process(target=signal_twice, args=(second,))
-    process.start()
+    with rank_server() as context:
+        process = context.Process(target=signal_twice, args=(second,))
+        process.start()
     process.join()
     assert process.exitcode == code
 

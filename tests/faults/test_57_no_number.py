@@ -11,12 +11,12 @@ import torch
 from support.distributed import run_ranks
 from support.runs import build_trainer, group_world, metrics, same_bits
 
+from olm_data.extensions.show.steps import Batches
+from olm_data.extensions.verify.training import verify_training
 from olm_data.mixture.lock import Lock
 from olm_data.rows.views import LockRows
 from olm_data.run_log.log import RunLog, read_starts
 from olm_data.run_log.run_folder import Run
-from olm_data.show.steps import Batches
-from olm_data.verify.training import verify_training
 from olm_train.callbacks.base import Callback
 from olm_train.distributed.world import World
 from olm_train.stability.report import NonFiniteError

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from support.runs import build_trainer, metrics
 
+from olm_data.extensions.verify.training import verify_training
 from olm_data.mixture.lock import Lock
 from olm_data.run_log.log import RunLog, read_starts
-from olm_data.verify.training import verify_training
 
 STEPS = "--trainer.max_duration={value: 12, unit: steps}"
 SKIP = "--data_loader.skip=[[32, 48]]"  # steps 5 and 6

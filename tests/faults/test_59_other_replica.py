@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from olm_data.errors import ValidationError
 from olm_train.callbacks.base import Callback
-from olm_train.callbacks.replica_checker import digests, odd_ranks
+from olm_train.extensions.monitors.replica_checker import digests, odd_ranks
 
 
 class FlippedBit(Callback):

@@ -17,7 +17,7 @@ from support.runs import build_trainer, group_world, metrics
 
 from olm_data.errors import UsageError, ValidationError
 from olm_train.callbacks.base import Callback
-from olm_train.callbacks.replay_checker import (
+from olm_train.extensions.monitors.replay_checker import (
     COMPARED,
     ReplayCheckerCallback,
     first_difference,

@@ -22,13 +22,13 @@ from support.command import WITH_TESTS, environment
 from support.runs import one_step_trainer
 from support.seal import seal
 
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 from olm_data.errors import OlmError
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.distributed.world import World
 from olm_train.extensions.downstream.command import main as evaluate
+from olm_train.extensions.generate.command import main as generate
 from olm_train.extensions.hf_export.command import main as export
-from olm_train.generate.command import main as generate
 
 pytestmark = pytest.mark.xdist_group("strangers")  # its fixture is made once
 

@@ -12,8 +12,8 @@ from support.runs import build_trainer, make_mixture
 
 from olm_train.checkpoint.manifest import CONFIG, LOCK, STATE, TOKENIZER
 from olm_train.extensions.downstream.command import main as evaluate
+from olm_train.extensions.generate.command import main as generate
 from olm_train.extensions.hf_export.command import main as export
-from olm_train.generate.command import main as generate
 
 pytestmark = pytest.mark.xdist_group("moved-runs")  # its fixture is made once
 

@@ -20,10 +20,10 @@ from support.polling import wait_until
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import ConflictError
+from olm_data.extensions.verify.datasets import verify
 from olm_data.rows.shard_cache import RemoteShard, ShardCache
-from olm_data.storage.scratch import abandoned, scratch
+from olm_data.storage.disk import abandoned, scratch
 from olm_data.storage.store import Store
-from olm_data.verify.datasets import verify
 
 
 @pytest.fixture(autouse=True)

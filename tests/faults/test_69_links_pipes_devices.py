@@ -16,9 +16,9 @@ from support.small_datasets import mix_datasets
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import ValidationError
+from olm_data.extensions.verify.datasets import verify
 from olm_data.regular_files import open_regular, read_regular
 from olm_data.storage.store import Store
-from olm_data.verify.datasets import verify
 
 KINDS = ("zero", "pipe", "folder", "socket", "out")
 FILES = (

@@ -22,8 +22,7 @@ import pytest
 from support.command import WITH_TESTS, environment
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.dataset.docs import DocumentRows, docs_schema
-from olm_data.dataset.docs_file import ROW_GROUP, DocsFile, dense
+from olm_data.dataset.docs import ROW_GROUP, DocsFile, DocumentRows, dense, docs_schema
 from olm_data.dataset.manifest import Manifest
 from olm_data.errors import ValidationError
 from olm_data.storage.store import Store
@@ -107,8 +106,8 @@ def test_70_show_stats_and_verify_refuse_a_bomb_in_50_mb(
     forge(folder, BOMBS[name])
     script = """
 import contextlib, io, sys
-import olm_data.show.documents, olm_data.extensions.stats.count
-import olm_data.verify.datasets, pyarrow.compute
+import olm_data.extensions.show.documents, olm_data.extensions.stats.count
+import olm_data.extensions.verify.datasets, pyarrow.compute
 from olm_data.cli import main
 from support.memory import peak
 good, bad = sys.argv[1:]

@@ -15,7 +15,7 @@ from support.command import inside
 from support.small_datasets import mix_datasets
 from support.tokenizing import make_dataset, texts
 
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 from olm_data.dataset.manifest import decode_manifest
 from olm_data.errors import ValidationError, printable, shown
 from olm_data.mixture.lock import UNDIGESTED, Lock

@@ -11,7 +11,7 @@ from support.command import inside
 from support.small_datasets import mix_datasets
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 from olm_data.errors import ValidationError
 from olm_data.mixture.lock import UNDIGESTED, Lock
 

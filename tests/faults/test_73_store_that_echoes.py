@@ -31,7 +31,7 @@ from support.hostile_s3 import (
 
 from olm_data.errors import StorageError
 from olm_data.storage import bucket as under_test
-from olm_data.storage.retry import Backoff
+from olm_data.storage.bucket import Backoff
 from olm_data.storage.store import Store
 
 Mode = Callable[[str], Answer]

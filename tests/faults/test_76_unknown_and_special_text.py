@@ -12,9 +12,8 @@ from support.tokenizing import make_dataset, make_request, tokenized, write_json
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError
-from olm_data.tokenization.summary import RunResult
-from olm_data.tokenization.summary_text import summary_lines
-from olm_data.verify.datasets import verify
+from olm_data.extensions.verify.datasets import verify
+from olm_data.tokenization.summary import RunResult, summary_lines
 
 LOWER = ["the cat", "the \u6f22\u5b57 cat", "ends </s> here", "on the mat"]
 TEXTS = ["the cat", "the \u6f22\u5b57 cat", "ends </s> here [SEP]", "on the mat"]

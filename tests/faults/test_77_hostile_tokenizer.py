@@ -100,7 +100,7 @@ def test_a_good_file_is_tried_once(tiny_tokenizer: Path, monkeypatch: pytest.Mon
 def test_commands_try_the_tokenizer_of_a_dataset_first(
     tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from olm_data.verify.datasets import verify
+    from olm_data.extensions.verify.datasets import verify
 
     text = write_jsonl(tmp_path / "in.jsonl", ["text"])
     make_dataset([text], tiny_tokenizer, tmp_path / "out")

@@ -14,7 +14,7 @@ from support.runs import environment as train_environment
 from support.runs import write_config
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.run_log.ends import read_ends
+from olm_data.run_log.log import read_ends
 
 
 @pytest.fixture(scope="module")

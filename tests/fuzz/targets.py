@@ -26,9 +26,8 @@ from support.reading import resolve_source
 from support.stand_in import parse_mixture
 from support.tokenizing import make_dataset, write_jsonl
 
-from olm_data.bounded_json import MalformedJson
-from olm_data.canonical import canonical_json
-from olm_data.canonical import digest as canonical_digest
+from olm_data.bounded_json import MalformedJson, canonical_json
+from olm_data.bounded_json import digest as canonical_digest
 from olm_data.config.strict_yaml import load
 from olm_data.counts import parse_count, parse_share
 from olm_data.dataset.dataset import Dataset

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from olm_data import bounded_json
 from olm_data.bounded_json import MAX_DEPTH, MalformedJson, check, decode
-from olm_data.storage.json_file import read_json
-from olm_data.storage.store import Store
+from olm_data.storage.store import Store, read_json
 
 DEEP = {
     "lists": b"[" * 200_000 + b"]" * 200_000,

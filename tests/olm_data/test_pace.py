@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.pace import LEAST_STEP, Window, forecast
+from olm_data.progress import LEAST_STEP, Window, forecast
 
 steps = st.lists(st.tuples(st.floats(0.001, 5), st.integers(0, 10**9)), min_size=1, max_size=200)
 

@@ -17,7 +17,7 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 from olm_data.dataset import manifest
 from olm_data.errors import InputError, ValidationError
 from olm_data.regular_files import open_regular, read_regular
-from olm_data.storage import json_file
+from olm_data.storage import store
 
 
 def test_a_regular_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_d3_a_file_of_a_run_is_read_with_the_limit_of_what_wrote_it(repository: 
     assert found == small
 
 
-@pytest.mark.parametrize("guard", [manifest, json_file])
+@pytest.mark.parametrize("guard", [manifest, store])
 def test_d3_a_job_too_large_to_be_read_again_is_refused_before_work(
     guard: ModuleType, tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,9 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-GUARDED = (
-    "from olm_data.streams import *\nfrom olm_data.streams import OutputLost\nimport os, sys\n"
-)
+GUARDED = "from olm_data.sinks import *\nfrom olm_data.sinks import OutputLost\nimport os, sys\n"
 PROGRAM = GUARDED + "secure_streams()\n"
 
 

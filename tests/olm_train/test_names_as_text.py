@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 from collections.abc import Iterator
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -69,11 +70,13 @@ def with_choices() -> Iterator[tuple[str, str]]:
             yield module, node.name
 
 
-FOUND = sorted(with_choices())
+@cache
+def found() -> list[tuple[str, str]]:
+    return sorted(with_choices())
 
 
 def test_what_has_an_enumeration_is_read_at_the_door_or_made_of_members() -> None:
-    kinds = {f"{m}.{name}": getattr(importlib.import_module(m), name) for m, name in FOUND}
+    kinds = {f"{m}.{name}": getattr(importlib.import_module(m), name) for m, name in found()}
     others = {
         name
         for name, kind in kinds.items()
@@ -133,11 +136,14 @@ def outcome(kind: Any, field: str, value: Any) -> Any:
         return error.what
 
 
-@pytest.mark.parametrize(("module", "name"), FOUND)
-def test_text_is_the_member_it_names_in_every_configuration(module: str, name: str) -> None:
-    kind = getattr(importlib.import_module(module), name)
-    if not issubclass(kind, Config):
-        return
+def test_text_is_the_member_it_names_in_every_configuration() -> None:
+    kinds = [getattr(importlib.import_module(module), name) for module, name in found()]
+    for kind in kinds:
+        if issubclass(kind, Config):
+            check_choices(kind)
+
+
+def check_choices(kind: Any) -> None:
     for field, hint in get_type_hints(kind, include_extras=True).items():
         enum, several = enum_of(hint)
         if enum is None:
@@ -145,7 +151,7 @@ def test_text_is_the_member_it_names_in_every_configuration(module: str, name: s
         for member in enum:
             text, whole = ([member.value], [member]) if several else (member.value, member)
             as_text, as_member = outcome(kind, field, text), outcome(kind, field, whole)
-            assert as_text == as_member
+            assert as_text == as_member, (kind, field)
             if as_text == whole:
                 assert (as_text[0] if several else as_text) is member
         bad = outcome(kind, field, ["bananas"] if several else "bananas")

@@ -10,8 +10,8 @@ from support.runs import build_trainer
 
 from olm_data.errors import UsageError
 from olm_data.redaction import redacted
-from olm_train.generate.command import generate
-from olm_train.generate.command import main as generate_command
+from olm_train.extensions.generate.command import generate
+from olm_train.extensions.generate.command import main as generate_command
 from olm_train.run.command import main
 
 ESCAPES = "\x1b]0;x\x07\u202e\u2066\x9b31m"

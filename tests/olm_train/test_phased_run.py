@@ -9,8 +9,7 @@ from support.runs import MANIFEST, build_trainer, config_values, metrics
 from support.stand_in import parse_mixture
 
 from olm_data.config.values import Values
-from olm_data.mixture.mix import compile_lock
-from olm_data.mixture.sources import open_sources
+from olm_data.mixture.mix import MixPlan, open_sources
 from olm_train.estimate.flops import num_flops_per_token
 from olm_train.run.config import RunConfig
 from olm_train.run.dry_run import describe
@@ -23,7 +22,7 @@ def lock(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tiny_mixture.parent
     mixture = parse_mixture(text, str(folder / "phases.yaml"), str(folder))
     path = folder / "phases.lock.json"
-    compile_lock(mixture, open_sources(mixture), str(folder)).write(path)
+    MixPlan(mixture, open_sources(mixture), str(folder)).compile().write(path)
     return path
 
 
@@ -54,8 +53,8 @@ def test_a_dry_run_lists_the_steps_of_each_length_and_counts_their_work(
 ) -> None:
     config = RunConfig.resolve(Values(config_values(lock, tmp_path / "run")))
     text = describe(config, world_size=2)
-    assert "steps 1 to 16: sequence length 8, micro-batches of 8 rows" in text
-    assert "steps 17 to 24: sequence length 32, micro-batches of 2 rows" in text
+    assert "steps 1 to 16: sequence length 8, micro-batches of 16 rows" in text
+    assert "steps 17 to 24: sequence length 32, micro-batches of 4 rows" in text
     assert "128 rows, each as 4 of 8 tokens" in text
     pairs = (16 * 9 / 2 + 8 * 33 / 2) / 24
     flops = num_flops_per_token(config.model, pairs_per_token=pairs)

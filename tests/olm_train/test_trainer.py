@@ -36,7 +36,7 @@ class Recorder(Callback):
         self._note("pre_train")
 
     def pre_step(self, batches: Sequence[Any]) -> None:
-        assert len(batches) == 4  # 256 tokens by 64 on one rank
+        assert len(batches) == 2  # 256 tokens by 128 on one rank
         self._note("pre_step")
 
     def pre_optim_step(self) -> None:
@@ -214,8 +214,7 @@ def test_another_mixture_is_refused_with_the_difference(tiny_mixture: Path, tmp_
     from support.runs import MANIFEST
     from support.stand_in import parse_mixture
 
-    from olm_data.mixture.mix import compile_lock
-    from olm_data.mixture.sources import open_sources
+    from olm_data.mixture.mix import MixPlan, open_sources
 
     build_trainer(tiny_mixture, tmp_path / "run", stop_at(2)).fit()
     folder = tiny_mixture.parent
@@ -223,7 +222,7 @@ def test_another_mixture_is_refused_with_the_difference(tiny_mixture: Path, tmp_
         MANIFEST.replace("seed: 5", "seed: 6"), str(folder / "m.yaml"), str(folder)
     )
     other = tmp_path / "other.lock.json"
-    compile_lock(mixture, open_sources(mixture), str(tmp_path)).write(other)
+    MixPlan(mixture, open_sources(mixture), str(tmp_path)).compile().write(other)
     trainer = build_trainer(
         other, tmp_path / "run", "--trainer.callbacks.lm_evaluator.enabled=false"
     )

@@ -2,8 +2,9 @@
 
     run_ranks(check, 2, argument) -> [result of rank 0, result of rank 1]
 
-Processes come from a fork server that has imported torch once, so a run costs well under a second
-after the first. A rank that fails surfaces with its traceback; ranks that hang are killed.
+Processes come from a fork server that has imported torch and what a training run needs once, so a
+run costs well under a second after the first. It is not the server of `olm_data`'s workers, which
+has other modules. A rank that fails surfaces with its traceback; ranks that hang are killed.
 """
 
 from __future__ import annotations
@@ -15,19 +16,42 @@ import pickle
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-PRELOADED = [
-    "torch",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "olm_train.train_module",
-    "support.runs",
-]
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_SERVER = forkserver.ForkServer()
+_SERVER.set_forkserver_preload(
+    [
+        "torch",
+        "torch._dynamo",  # the first step of an optimizer imports it
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor",
+        "support.runs",
+        "support.training",
+    ]
+)
+
+
+@contextmanager
+def rank_server() -> Iterator[ForkServerContext]:
+    """In the block, processes that a context starts are forked with the modules of a run."""
+    paths = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", paths)  # the server leaves out what it does not find
+        _SERVER.ensure_running()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver, "connect_to_new_process", _SERVER.connect_to_new_process)
+        yield multiprocessing.get_context("forkserver")
 
 
 def run_ranks(
@@ -47,9 +71,7 @@ def run_ranks(
     Raises:
         AssertionError: a rank failed, with its traceback, or did not finish.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder, rank_server() as context:
         processes = [
             context.Process(
                 target=_rank_main,

@@ -36,6 +36,7 @@ def fit(lock: str, folder: str, task: str, kind: str, number: int, world: World)
         Path(folder),
         "--trainer.hard_stop={value: 4, unit: steps}",
         "--train_module.dp_config={name: fsdp, param_dtype: float32}",
+        "--train_module.rank_microbatch_size=64",
         f"{callbacks}.checkpointer={{save_interval: 1}}",
         f"{callbacks}.lm_evaluator.eval_interval=2",
         f"{callbacks}.downstream_evaluator={{tasks: {{mine: {task}}}, eval_interval: 2}}",
@@ -65,6 +66,7 @@ def texts(lock: str, folder: str, temperature: float) -> None:
     """Train a step with sharded weights and write texts after it."""
     samples = f"{{prompts: {PROMPTS}, max_new_tokens: 9, temperature: {temperature}}}"
     dp = ["--train_module.dp_config={name: fsdp, param_dtype: float32}"]
+    dp += ["--train_module.rank_microbatch_size=64"]
     build_trainer(
         Path(lock),
         Path(folder),

@@ -19,7 +19,7 @@ import torch
 from fuzz.mutate import mutated
 from support.seal import seal
 
-from olm_data.canonical import digest, sha256_file
+from olm_data.bounded_json import digest, sha256_file
 
 ODD: list[Callable[[random.Random], Any]] = [
     lambda r: r.choice([-1, 0, 1, 2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)]),

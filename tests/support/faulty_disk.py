@@ -16,12 +16,12 @@ from typing import Any
 import olm_data.dataset.shard_writer
 import olm_data.packing.row_plan
 import olm_data.storage.disk
-import olm_data.storage.folder
+import olm_data.storage.store
 import olm_data.tokenization.quarantine
 
 MODULES = (
     olm_data.storage.disk,
-    olm_data.storage.folder,
+    olm_data.storage.store,
     olm_data.dataset.shard_writer,
     olm_data.packing.row_plan,
     olm_data.tokenization.quarantine,

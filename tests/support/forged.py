@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from olm_data.dataset.manifest import Manifest
-from olm_data.verify.shard import VerifyReport
+from olm_data.extensions.verify.shard import VerifyReport
 
 
 def fields(report: VerifyReport) -> set[tuple[str, str]]:

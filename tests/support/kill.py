@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import shutil
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.distributed import PRELOADED
+from support.distributed import rank_server
 
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.link")
 
@@ -31,10 +30,9 @@ def killed_at_each_operation(
     Returns:
         The copies, the last one untouched by a kill.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    process = context.Process(target=_loop, args=(template, workplace, function, arguments))
-    process.start()
+    with rank_server() as context:
+        process = context.Process(target=_loop, args=(template, workplace, function, arguments))
+        process.start()
     process.join()
     assert process.exitcode == 0, process.exitcode
     return sorted(workplace.glob("kill-*"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from olm_data.run_log.ledger import Entries, LedgerInfo, LedgerWriter
+from olm_data.extensions.ledger.files import Entries, LedgerInfo, LedgerWriter
 
 Piece = tuple[str, int, int, int, int, float]
 """Source, document, start, epoch, labels, nats a label."""

@@ -36,14 +36,14 @@ class Pausing:
 
 
 if __name__ == "__main__":
-    from olm_data import streams
+    from olm_data import sinks
 
     text, *sys.argv[1:] = sys.argv[1:]
-    secure = streams.secure_streams
+    secure = sinks.secure_streams
 
     def secured() -> None:
         secure()
         sys.stderr = Pausing(sys.stderr, text)  # type: ignore[assignment]
 
-    streams.secure_streams = secured  # it makes the stream that the run writes to
+    sinks.secure_streams = secured  # it makes the stream that the run writes to
     runpy.run_module("olm_train.run", run_name="__main__", alter_sys=True)

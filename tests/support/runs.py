@@ -20,8 +20,7 @@ from support.stand_in import parse_mixture
 from support.tokenizing import make_dataset, write_jsonl
 
 from olm_data.config.values import Values
-from olm_data.mixture.mix import compile_lock
-from olm_data.mixture.sources import open_sources
+from olm_data.mixture.mix import MixPlan, open_sources
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.distributed.world import World
@@ -77,7 +76,7 @@ def make_mixture(folder: Path, tokenizer: Path, places: Mapping[str, str] | None
         manifest = manifest.replace(f"data: {name},", f"data: '{url}',")
     mixture = parse_mixture(manifest, str(folder / "manifest.yaml"), str(folder))
     lock = folder / "mixture.lock.json"
-    compile_lock(mixture, open_sources(mixture), str(folder)).write(lock)
+    MixPlan(mixture, open_sources(mixture), str(folder)).compile().write(lock)
     return lock
 
 
@@ -88,7 +87,7 @@ def config_values(lock: Path, save_folder: Path) -> dict[str, Any]:
         "model": {"d_model": 16, "n_layers": 2, "n_heads": 2, "feed_forward": {"hidden_size": 32}},
         "data_loader": {"mixture": str(lock), "global_batch_size": 256},
         "train_module": {
-            "rank_microbatch_size": 64,
+            "rank_microbatch_size": 128,
             "optim": {"name": "adamw", "lr": 1e-2},
             "scheduler": {"name": "cosine_with_warmup", "warmup": 4},
         },

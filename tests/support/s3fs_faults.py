@@ -23,8 +23,8 @@ if __name__ == "__main__":
 
 from support.quiet_server import QuietServer
 
+from olm_data.storage.bucket import service
 from olm_data.storage.service import Condition, OversizedAnswer, Refusal, Service
-from olm_data.storage.services import service
 
 CREATE = Condition(replaces="", writer="me")
 Answer = Callable[[Any], None]

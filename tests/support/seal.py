@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 
 
 def seal(folder: Path, *, listed: bool = True, **changes: Any) -> None:

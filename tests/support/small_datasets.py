@@ -20,9 +20,8 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from olm_data.dataset.choices import Container
-from olm_data.dataset.container import HEADER_BYTES, TOKENS, npy_header
 from olm_data.dataset.docs import docs_schema
+from olm_data.dataset.inputs import Container
 from olm_data.dataset.manifest import (
     MANIFEST,
     InputInfo,
@@ -35,17 +34,20 @@ from olm_data.dataset.manifest import (
 from olm_data.dataset.options import Options
 from olm_data.dataset.record import (
     BLOCK_BYTES,
+    HEADER_BYTES,
     RECORD,
+    TOKENS,
     Blocks,
     FileInfo,
     ShardRecord,
     encode_units,
+    npy_header,
+    window_counts,
 )
 from olm_data.dataset.shard import ENDS
 from olm_data.dataset.shard_writer import ShardWriter
 from olm_data.dataset.tokenizer import TokenizerInfo
 from olm_data.dataset.tools import Tools
-from olm_data.dataset.windows import window_counts
 from olm_data.mixture.mix import mix
 from olm_data.storage.store import Store
 

@@ -23,7 +23,7 @@ from olm_data.dataset.manifest import (
 from olm_data.dataset.tokenizer import TokenizerInfo
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import Mixture, mixture_of
-from olm_data.mixture.mix import compile_lock
+from olm_data.mixture.mix import MixPlan
 from olm_data.storage.store import Store
 
 _SHA = "0" * 64
@@ -100,7 +100,7 @@ def stand_ins(mixture: Mixture, tokens: int = 60_000_000, **options: Any) -> dic
 def compiled(text: str, tokens: int = 60_000_000) -> Lock:
     """Compile a manifest's text against sources of `tokens` tokens each."""
     mixture = parse_mixture(text)
-    return compile_lock(mixture, stand_ins(mixture, tokens))
+    return MixPlan(mixture, stand_ins(mixture, tokens)).compile()
 
 
 THREE_SOURCES = """\
@@ -118,7 +118,7 @@ def three_sources(stages: list[dict[str, object]], rows: dict[str, int] | None =
     mixture = parse_mixture(THREE_SOURCES + "".join(lines))
     sizes = {"a": 400, "b": 300, "c": 200} | (rows or {})
     opened = {name: stand_in_dataset(name, n * 10 + 1) for name, n in sizes.items()}
-    return compile_lock(mixture, opened)
+    return MixPlan(mixture, opened).compile()
 
 
 def rows_of(lock: Lock) -> list[tuple[object, ...]]:

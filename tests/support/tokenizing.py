@@ -16,7 +16,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.options import Options
 from olm_data.progress import Progress
 from olm_data.runners.base import Runner
-from olm_data.select.digests import content_hashes, document_digests
+from olm_data.select.selection import content_hashes, document_digests
 from olm_data.tokenization.recipe import Recipe, read_recipe
 from olm_data.tokenization.request import Request, prepare
 from olm_data.tokenization.summary import Summary

@@ -15,9 +15,9 @@ from pathlib import Path
 from support.runs import command, environment, metrics, run, write_config
 from support.service_stub import Service, serving
 
+from olm_data.extensions.watching.watched import EVAL, Measured, WatchedEvaluation
 from olm_data.run_log.log import METRICS, Evaluation, MetricsWriter, Step
 from olm_data.run_log.metric_names import CE_LOSS, LR
-from olm_data.run_log.watched import EVAL, Measured, WatchedEvaluation
 from olm_data.storage.store import Store
 from olm_train.extensions.tracking import wandb as client
 

@@ -23,8 +23,7 @@ from olm_data.storage import service
 from olm_data.storage.async_http import event_loop, guarded, one_attempt, run
 from olm_data.storage.file_part import Slice
 from olm_data.storage.in_clear import warn_in_clear
-from olm_data.storage.objects import Object, Upload
-from olm_data.storage.options import Options
+from olm_data.storage.objects import Object, Options, Upload
 from olm_data.storage.service import WRITER, Condition, GetResult, Part, Refusal, Service
 
 BLOCK = 16 << 20  # bytes

@@ -25,11 +25,10 @@ from olm_data.errors import InputError, UsageError
 from olm_data.kinds import require
 from olm_data.runners.fork_server import abandoned_sockets
 from olm_data.runners.heartbeat import RUN
-from olm_data.storage.exclusive import HIDDEN_PREFIX
+from olm_data.storage.disk import BESIDE, abandoned
+from olm_data.storage.exclusive import HIDDEN_PREFIX, PROBE
 from olm_data.storage.lease import LONGEST_TAKEOVER
 from olm_data.storage.output_paths import refuse_output
-from olm_data.storage.preflight import PROBE
-from olm_data.storage.scratch import BESIDE, abandoned
 from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

@@ -25,15 +25,14 @@ import msgspec
 from olm_data.errors import OlmError, ResourceError, StorageError, UsageError
 from olm_data.kinds import kind_of, require
 from olm_data.printing import aligned
-from olm_data.storage.disk import existing_parent
-from olm_data.storage.flock import locked
-from olm_data.storage.output_paths import refuse_output
-from olm_data.storage.preflight import (
+from olm_data.storage.disk import existing_parent, locked
+from olm_data.storage.exclusive import (
     Probe,
     conditional_create,
     conditional_delete,
     conditional_replace,
 )
+from olm_data.storage.output_paths import refuse_output
 from olm_data.storage.store import Store, is_remote
 from olm_data.storage.upload import upload
 

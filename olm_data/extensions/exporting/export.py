@@ -18,6 +18,7 @@ from olm_data.bounded_json import MalformedJson, decode
 from olm_data.counts import counted
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import MANIFEST, VALIDATION
+from olm_data.dataset.target import dataset_root, is_lock
 from olm_data.decoding import convert
 from olm_data.errors import UsageError, ValidationError, suggest
 from olm_data.extensions.exporting.base import Counts, Writer
@@ -34,7 +35,6 @@ from olm_data.storage.destination import (
 )
 from olm_data.storage.disk import io_errors
 from olm_data.storage.output_paths import refuse_output
-from olm_data.target import dataset_root, is_lock
 
 FORMATS: dict[str, type[Writer]] = {
     "olmo-core": OlmoCore,

@@ -11,8 +11,7 @@ from olm_data.errors import UsageError
 from olm_data.extras import needs
 from olm_data.storage import service
 from olm_data.storage.async_http import bounded, event_loop, one_attempt, run
-from olm_data.storage.objects import Object
-from olm_data.storage.options import Options
+from olm_data.storage.objects import Object, Options
 from olm_data.storage.service import GetResult, OversizedAnswer, Refusal, Service
 
 _EPOCH = datetime.fromtimestamp(0, UTC)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from olm_data.canonical import sha256_file
+from olm_data.bounded_json import sha256_file
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError, printable
 from olm_data.extensions.hub.content import CARD, Branch, Content, Kind, Watch
 from olm_data.extensions.hub.kinds import KINDS

@@ -8,9 +8,9 @@ from functools import partial
 import click
 
 from olm_data.command import Count
-from olm_data.commands.import_mixture import MANIFEST, import_mixture
 from olm_data.commands.said import note, refuse_given, show_progress, show_read
 from olm_data.errors import UsageError, typed
+from olm_data.extensions.importing.command_mixture import MANIFEST, import_mixture
 from olm_data.printing import emit
 
 MIXTURES = (".yaml", ".yml", ".json", ".txt")

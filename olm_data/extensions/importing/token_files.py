@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from olm_data.dataset.container import RAW_TOKENS, TOKENS
+from olm_data.dataset.record import RAW_TOKENS, TOKENS
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.kinds import kind_of, wrong_kind
 from olm_data.sources.passed import SkippedFile

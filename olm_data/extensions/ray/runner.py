@@ -27,7 +27,7 @@ from olm_data.runners.heartbeat import Heartbeat, read_beats
 from olm_data.runners.local import Reporter
 from olm_data.runners.outcome import Outcome, attempt, result_of
 from olm_data.sinks import guard
-from olm_data.storage.options import VARIABLE
+from olm_data.storage.objects import VARIABLE
 from olm_data.storage.store import Store
 
 TICK_SECONDS = 1.0

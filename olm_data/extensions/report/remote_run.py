@@ -14,19 +14,17 @@ import threading
 from pathlib import Path
 
 from olm_data.errors import InputError, OlmError, shown
-from olm_data.run_log.ends import ENDS
-from olm_data.run_log.ledger import LEDGER, is_ledger_name
-from olm_data.run_log.log import METRICS, STARTS
+from olm_data.extensions.ledger.files import LEDGER, is_ledger_name
+from olm_data.extensions.watching.watched import EVAL, is_watched_name
+from olm_data.run_log.log import ENDS, METRICS, STARTS
 from olm_data.run_log.run_folder import CONFIG, ENVIRONMENT, SAMPLE
 from olm_data.run_log.samples import SAMPLES
-from olm_data.run_log.watched import EVAL, is_watched_name
 from olm_data.storage.store import Entry, Store
 
 SECONDS = 30.0
 """Between two looks at the store."""
 OVERLAP = 1 << 12
 """Bytes before the end of what is here that are read again, to see that the log has only grown."""
-PIECE = 8 << 20
 
 _FILES = frozenset({METRICS, STARTS, ENDS, CONFIG, ENVIRONMENT, SAMPLE, SAMPLES})
 _MANIFEST = re.compile(r"step[0-9]{1,18}/manifest\.json")
@@ -97,9 +95,7 @@ class RemoteRun:
         if entry.name == METRICS and self._grow(path, entry):
             return
         arriving = path.with_name(path.name + ".tmp")
-        with arriving.open("wb") as file:
-            for piece in self._store.pieces(entry.name, PIECE):
-                file.write(piece)
+        self._store.download(entry.name, arriving)
         os.replace(arriving, path)
 
     def _grow(self, path: Path, entry: Entry) -> bool:

@@ -17,8 +17,7 @@ import msgspec
 from olm_data.counts import duration
 from olm_data.errors import OlmError, shown
 from olm_data.run_log.bad_steps import BadStep, bad_step_files
-from olm_data.run_log.ends import End
-from olm_data.run_log.log import Start
+from olm_data.run_log.log import End, Start
 
 MOST_EVENTS = 400
 MOST_NAMED = 3

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
 from olm_data.counts import duration, scaled
 from olm_data.errors import InputError, OlmError, printable, shown
-from olm_data.extensions.report.curves import Curves, Points
+from olm_data.extensions.report.curves import Curves, LedgerCurves, LedgerTail, Points
 from olm_data.extensions.report.evaluations import (
     EvaluationPoint,
     EvaluationTable,
@@ -40,17 +40,17 @@ from olm_data.extensions.report.evaluations import (
     harmless,
     point,
 )
-from olm_data.extensions.report.ledger_curves import LedgerCurves, LedgerTail
 from olm_data.extensions.report.run_events import Event, Status, events, status
 from olm_data.extensions.report.step_documents import StepDocuments, step_documents
+from olm_data.extensions.watching.tail import LogTail
+from olm_data.extensions.watching.watched import WatchedTail
 from olm_data.kinds import nearest
 from olm_data.mixture.lock import Lock, lock_of_run
 from olm_data.order.schedule import Schedule
-from olm_data.order.skip import Range, merge_ranges
+from olm_data.order.steps import Range, merge_ranges
 from olm_data.regular_files import read_regular
 from olm_data.rows.views import LockRows
-from olm_data.run_log.ends import read_ends
-from olm_data.run_log.log import METRICS, Evaluation, Start, read_starts
+from olm_data.run_log.log import METRICS, Evaluation, Start, read_ends, read_starts
 from olm_data.run_log.metric_names import (
     CE_LOSS,
     DATA_WAIT_SHARE,
@@ -61,8 +61,6 @@ from olm_data.run_log.metric_names import (
 )
 from olm_data.run_log.run_folder import CONFIG, Sample
 from olm_data.run_log.samples import StepSamples, picked, read_samples
-from olm_data.run_log.tail import LogTail
-from olm_data.run_log.watched import WatchedTail
 
 MOST_SKIPPED = 1 << 20
 """Rows left out whose sources are looked up."""

@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 
 from olm_data.errors import InputError, OlmError, ValidationError, printable
+from olm_data.extensions.show.ledger import PieceLoss, SourceLoss, StepLosses, show_step_losses
+from olm_data.extensions.show.steps import NOT_TAKEN, TRAINED
 from olm_data.order.steps import order_digest
 from olm_data.rows.views import DocumentView, LockRows
 from olm_data.run_log.log import Step
-from olm_data.show.ledger import PieceLoss, SourceLoss, StepLosses, show_step_losses
-from olm_data.show.steps import NOT_TAKEN, TRAINED
 
 MOST_ROWS = 1 << 20
 """Rows of a step; a log may say anything."""

@@ -18,6 +18,7 @@ import numpy as np
 from olm_data.counts import duration, scaled
 from olm_data.errors import InputError
 from olm_data.extensions.report.evaluations import EvaluationTable, plus_minus
+from olm_data.extensions.watching.watched import WatchedEvaluation, read_all_watched
 from olm_data.kinds import nearest
 from olm_data.page import joined, note, part, section, table
 from olm_data.run_log.log import METRICS, Evaluation, RunLog
@@ -31,7 +32,6 @@ from olm_data.run_log.metric_names import (
 )
 from olm_data.run_log.run_folder import Sample
 from olm_data.run_log.samples import StepSamples, picked, read_samples
-from olm_data.run_log.watched import WatchedEvaluation, read_all_watched
 
 SHOWN = (CE_LOSS, TOKENS_PER_SECOND, DATA_WAIT_SHARE, MFU)
 

@@ -20,14 +20,16 @@ import numpy as np
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import OlmError
+from olm_data.extensions.ledger.files import ledger_files
 from olm_data.extensions.report.mixture import (
     epochs_section,
     largest,
+    packing_section,
+    rows_section,
     source_colour,
     stages_section,
     tree_section,
 )
-from olm_data.extensions.report.rows import packing_section, rows_section
 from olm_data.extensions.report.run_view import Update, encoded, open_views
 from olm_data.extensions.report.step_documents import StepDocuments
 from olm_data.extensions.report.training import (
@@ -40,6 +42,7 @@ from olm_data.extensions.report.training import (
     speed_section,
     tasks_section,
 )
+from olm_data.extensions.show.ledger_summary import LEARNED, Curve, LedgerSummary, summarise
 from olm_data.mixture.lock import Lock
 from olm_data.page import (
     COLOURS,
@@ -53,8 +56,6 @@ from olm_data.page import (
     whole_numbers,
     write_page,
 )
-from olm_data.run_log.ledger import ledger_files
-from olm_data.show.ledger_summary import LEARNED, Curve, LedgerSummary, summarise
 from olm_data.storage.output_paths import refuse_output
 
 if TYPE_CHECKING:

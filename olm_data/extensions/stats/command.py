@@ -23,10 +23,10 @@ def stats(dataset: str, top: int, page: str | None, as_json: bool) -> None:
     olm-data stats ./tokens/books
     olm-data stats s3://bucket/tokens/web --html web.html
     """
+    from olm_data.dataset.target import dataset_root
     from olm_data.extensions.stats import count as verb
     from olm_data.extensions.stats.text import stats_lines
     from olm_data.storage.output_paths import refuse_output
-    from olm_data.target import dataset_root
 
     if page is not None:
         refuse_output(page, "--html", "local file")

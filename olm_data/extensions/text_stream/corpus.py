@@ -4,29 +4,32 @@
 
 A unit is what is read at a time from its beginning: a range of a file, a few row groups, or a whole
 file that cannot be cut. Units depend on the inputs alone.
+
+Also: the corpora of text data sets: files of one's own, a data set of the hub, a corpus by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from olm_data.canonical import digest
-from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
+from olm_data.bounded_json import digest
+from olm_data.dataset.inputs import InputFile, ReadOptions, SourceRequest, Unit
 from olm_data.dataset.plan import likely_text
 from olm_data.encoders import TextEncoder, choose_encoder, known_encoder, make_encoder
 from olm_data.encoders.code_points import Ranges
-from olm_data.errors import InputError
-from olm_data.sources import DocumentBatch, SourcePlan, plan_units, read_units
+from olm_data.errors import InputError, UsageError, suggest
+from olm_data.sources import DocumentBatch, SourcePlan, plan_units, read_units, resolve_source
 from olm_data.sources.base import TextOf
-from olm_data.sources.hub import read_texts
+from olm_data.sources.hub import list_inputs, read_texts
 from olm_data.sources.passed import SkippedFile
 from olm_data.threads import in_order
-from olm_data.tokenizer.tokenizer import TokenizerSpec
+from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 
 UNITS = 4096
 """About as many units are made of a large corpus."""
@@ -142,3 +145,83 @@ def _batches(
     if text_of is None:
         return read_units(inputs, [unit], options)
     return read_texts(inputs[unit.input], unit, options, text_of)
+
+
+__all__ = ["TextOf", "Tokenizer", "hub_corpus", "loaded", "local_corpus", "named_corpus"]
+
+Tokenizer = str | os.PathLike[str] | TokenizerSpec
+"""`tokenizer.json`, a folder with one, a hub id; or a tokenizer that `load_tokenizer` returned."""
+
+
+def local_corpus(
+    inputs: str | os.PathLike[str] | Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    text_column: str | None = None,
+    separator: str | None = None,
+    encoder: str = "auto",
+) -> Corpus:
+    """Open files, folders, patterns or URLs. Raises as `resolve_source`."""
+    words = [os.fspath(inputs)] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
+    asked = SourceRequest(inputs=tuple(words), text_column=text_column, separator=separator)
+    source = resolve_source(asked)
+    return open_corpus(source, loaded(tokenizer), encoder=encoder)
+
+
+def hub_corpus(
+    name: str,
+    tokenizer: Tokenizer,
+    *,
+    split: str = "train",
+    text_of: TextOf | None = None,
+    arguments: Mapping[str, str],
+    text_column: str | None = None,
+    encoder: str = "auto",
+) -> Corpus:
+    """Open a data set of the hub.
+
+    Args:
+        text_of: takes the text out of a row; None: a column has it.
+        arguments: `name`, the config.
+
+    Raises:
+        UsageError: other arguments, no such config or split; or as `resolve_source`.
+    """
+    for key in arguments:
+        if key != "name":
+            raise UsageError(
+                f"dataset_kwargs holds {key!r}, which is not taken",
+                where="HuggingFaceTextDataset",
+                fix=f"{suggest(key, ['name'])}; split is an argument of its own",
+            )
+    config = arguments.get("name")
+    place = f"{name}:{config}" if config else name
+    if text_of is None:
+        source = resolve_source(
+            SourceRequest(source=f"hf:{place}", split=split, text_column=text_column)
+        )
+    elif text_column is not None:
+        raise UsageError("text_fn and text_column: give one", where="HuggingFaceTextDataset")
+    else:
+        source = SourcePlan(name=place, inputs=list_inputs(place, split), options=ReadOptions())
+    return open_corpus(source, loaded(tokenizer), encoder=encoder, text_of=text_of)
+
+
+def named_corpus(
+    name: str,
+    tokenizer: Tokenizer,
+    *,
+    subset: str | None = None,
+    root: str | None = None,
+    encoder: str = "auto",
+) -> Corpus:
+    """Open a corpus that is known by name, such as `fineweb-edu`. Raises as `resolve_source`."""
+    source = resolve_source(SourceRequest(source=name, subset=subset, root=root))
+    return open_corpus(source, loaded(tokenizer), encoder=encoder)
+
+
+def loaded(tokenizer: Tokenizer) -> TokenizerSpec:
+    """Return a tokenizer that is loaded."""
+    if isinstance(tokenizer, TokenizerSpec):
+        return tokenizer
+    return load_tokenizer(os.fspath(tokenizer))

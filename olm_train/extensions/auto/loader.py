@@ -25,8 +25,8 @@ from olm_train.callbacks.base import Callback
 from olm_train.data.base import DataLoaderBase
 from olm_train.data.batch import Batch
 from olm_train.data.loader import DataLoader
-from olm_train.data.torch_loader import TorchDataLoader
 from olm_train.distributed.world import World
+from olm_train.extensions.any_model.torch_loader import TorchDataLoader
 
 AnyLoader = DataLoaderBase | PlainLoader[Any]
 """What has the form of a plain loader, such as torchdata's, is one."""

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from olm_data.bounded_json import JsonObject
 from olm_data.errors import UsageError
 from olm_data.run_log.metric_names import LABELS
-from olm_train.basic_train_module import BasicTrainModule, Loss, refuse_unfit
 from olm_train.data.base import DataLoaderBase
 from olm_train.data.batch import batch_words, refuse_copying
 from olm_train.data.loader import DataLoader
 from olm_train.distributed.world import World
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.sharding import Need, need_of_decoder
+from olm_train.extensions.any_model.train_module import BasicTrainModule, Loss, refuse_unfit
 from olm_train.extensions.auto.loader import micro_batches
 from olm_train.extensions.auto.strategy import Choice, DeviceConfig, Preset
 from olm_train.model.config import DecoderConfig

@@ -22,22 +22,20 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from olm_data.bounded_json import JsonObject
-from olm_data.canonical import digest
+from olm_data.bounded_json import JsonObject, digest
 from olm_data.config.arguments import checked
 from olm_data.config.hints import NonNegativeInt, PositiveInt
 from olm_data.decoding import convert
 from olm_data.errors import ValidationError
-from olm_data.extensions.text_stream.corpus import Corpus
-from olm_data.extensions.text_stream.documents import Order, Slot
-from olm_data.extensions.text_stream.open import (
+from olm_data.extensions.text_stream.corpus import (
+    Corpus,
     TextOf,
     Tokenizer,
     hub_corpus,
     local_corpus,
     named_corpus,
 )
-from olm_data.extensions.text_stream.windows import Counted, State, Windows, row_of
+from olm_data.extensions.text_stream.documents import Counted, Order, Slot, State, Windows, row_of
 from olm_train.data.batch import Batch
 from olm_train.distributed.world import World
 
@@ -56,7 +54,7 @@ class TextDataset(IterableDataset[Batch]):
     """Windows of a corpus, encoded on the fly; the data sets below open theirs.
 
     Args:
-        corpus: what is read, see `olm_data.extensions.text_stream.open`.
+        corpus: what is read, see `olm_data.extensions.text_stream.corpus`.
         context_length: tokens of a row, S.
         shuffle: another order in each epoch: of the files and their parts, and of the documents
             among `shuffle_buffer_size` that follow each other.

@@ -27,15 +27,15 @@ from olm_data.config.hints import NonNegativeFloat, NonNegativeInt, PositiveFloa
 from olm_data.errors import UsageError, shown
 from olm_data.run_log.log import Step, read_metrics
 from olm_data.run_log.metric_names import CE_LOSS
-from olm_train.basic_train_module import Loss
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.console_logger import ConsoleLoggerCallback
 from olm_train.checkpoint.policy import CheckpointerConfig
-from olm_train.data.torch_loader import TorchDataLoader
 from olm_train.distributed.world import World
 from olm_train.duration import Duration
 from olm_train.estimate.device_defaults import Capability
 from olm_train.estimate.sharding import Need
+from olm_train.extensions.any_model.torch_loader import TorchDataLoader
+from olm_train.extensions.any_model.train_module import Loss
 from olm_train.extensions.auto.loader import AnyLoader, RowLength, loader_of
 from olm_train.extensions.auto.module import Parts, train_module_of
 from olm_train.extensions.auto.options import (

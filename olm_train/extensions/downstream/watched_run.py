@@ -18,19 +18,24 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from olm_data.errors import ConflictError, OlmError, StorageError, UsageError, ValidationError
-from olm_data.run_log.ends import is_over
-from olm_data.run_log.log import Values
+from olm_data.extensions.watching.watched import (
+    EVAL,
+    Measured,
+    WatchedEvaluation,
+    file_name,
+    read_watched,
+)
+from olm_data.run_log.log import Values, is_over
 from olm_data.run_log.metric_names import EVAL_TASK
-from olm_data.run_log.watched import EVAL, Measured, WatchedEvaluation, file_name, read_watched
 from olm_data.storage.lease import Lease, LeaseLostError, acquire
 from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.manifest import MANIFEST, Manifest, complete_folders
 from olm_train.checkpoint.model_format import format_of
 from olm_train.checkpoint.portable import TrainedModel, open_portable
 from olm_train.extensions.downstream.evaluation import Evaluation
+from olm_train.extensions.downstream.stop import Stop
 from olm_train.model.decoder import Decoder
 from olm_train.model.weights_folder import is_exported
-from olm_train.stop import Stop
 
 T = TypeVar("T")
 

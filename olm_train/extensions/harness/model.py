@@ -36,11 +36,11 @@ from olm_data.extras import needs
 from olm_train.data.batch import Batch
 from olm_train.distributed.world import World, local_device
 from olm_train.extensions.downstream.request_rows import RequestRows
-from olm_train.generate.engine import MAX_ROWS, Engine, Request
-from olm_train.generate.loaded import LoadedModel
-from olm_train.generate.runner import runner_of
-from olm_train.generate.sampling import Sampling
-from olm_train.generate.template import Message
+from olm_train.extensions.generate.engine import MAX_ROWS, Engine, Request
+from olm_train.extensions.generate.loaded import LoadedModel
+from olm_train.extensions.generate.runner import runner_of
+from olm_train.extensions.generate.sampling import Sampling
+from olm_train.extensions.generate.template import Message
 from olm_train.model.decoder import Decoder
 from olm_train.model.head import Head
 from olm_train.model.loss import IGNORE_INDEX, sum_by_piece

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 from olm_data.dataset.tokenizer import TOKENIZER, prompt_tokenizer
 from olm_data.errors import InputError, UsageError
 from olm_data.mixture.lock import Lock

@@ -16,8 +16,13 @@ import os
 import re
 from pathlib import Path
 
-from olm_data.bounded_json import JsonObject, MalformedJson, decode_configuration, decode_object
-from olm_data.canonical import sha256_file
+from olm_data.bounded_json import (
+    JsonObject,
+    MalformedJson,
+    decode_configuration,
+    decode_object,
+    sha256_file,
+)
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable
 from olm_data.model_folder import FORMAT

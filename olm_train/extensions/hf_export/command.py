@@ -23,9 +23,9 @@ with needs("exporting a model"):
     from olm_train.checkpoint.load import find_checkpoint
     from olm_train.checkpoint.portable import export
     from olm_train.distributed.world import World
+    from olm_train.extensions.generate.template import MAX_TEMPLATE
     from olm_train.extensions.hf_export import export as hf
     from olm_train.extensions.hf_export.job import Options, parse_size
-    from olm_train.generate.template import MAX_TEMPLATE
 
 _OF_HF = ("dtype", "shard_size", "write_tied_head", "chat_template", "context", "verify")
 

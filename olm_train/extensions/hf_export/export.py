@@ -26,7 +26,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from olm_data.canonical import sha256_file
+from olm_data.bounded_json import sha256_file
 from olm_data.errors import InputError, OlmError, ValidationError, printable
 from olm_data.mixture.lock import Lock, lock_of_run
 from olm_data.model_receipt import Claim, FileProof, ModelProof, Receipt, Verified

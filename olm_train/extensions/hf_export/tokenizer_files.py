@@ -25,8 +25,8 @@ from olm_data.dataset.tokenizer import spec_of as dataset_spec
 from olm_data.errors import ValidationError, printable
 from olm_data.tokenizer.tokenizer import PROBE_TEXTS, TokenizerSpec, open_reference, spec_from_bytes
 from olm_train.checkpoint.text_rules import CHAT_TEMPLATE
+from olm_train.extensions.generate.template import ChatTemplate, Message
 from olm_train.extensions.hf.source import GENERATION_CONFIG, TOKENIZER_CONFIG
-from olm_train.generate.template import ChatTemplate, Message
 
 SPECIAL_TOKENS = "special_tokens_map.json"
 PROBES = (*PROBE_TEXTS, "in 1984, 123456789 e\u0301\u1e9b\u0323", "long " * 2_000, "")

@@ -2,7 +2,7 @@
 
     losses of labels (train step) --sum by piece, on the device--> [2, pieces] a micro-batch
         --copied beside the step--> host, read with the metrics of the step
-        --thread: addresses, Parquet--> RUN/ledger/   (`olm_data.run_log.ledger`)
+        --thread: addresses, Parquet--> RUN/ledger/   (`olm_data.extensions.ledger.files`)
 
 Each rank writes the pieces of its own rows. The loss computes the losses of labels in any case, so
 a run has the same bits with and without a ledger. A checkpoint waits until the pieces of the steps
@@ -36,9 +36,7 @@ from torch import Tensor
 from olm_data.bounded_json import JsonObject
 from olm_data.config.hints import PositiveInt
 from olm_data.errors import OlmError, UsageError, shown
-from olm_data.mixture.lock import Lock
-from olm_data.rows.pieces import PieceAddresses
-from olm_data.run_log.ledger import (
+from olm_data.extensions.ledger.files import (
     LEDGER,
     MAX_FILE,
     Entries,
@@ -49,11 +47,13 @@ from olm_data.run_log.ledger import (
     lacking,
     ledger_files,
 )
+from olm_data.mixture.lock import Lock
 from olm_data.storage.disk import make_folder, write_durable
 from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.sequence_length_scheduler import SequenceLengthSchedulerCallback
 from olm_train.data.batch import Batch
+from olm_train.extensions.ledger.pieces import PieceAddresses
 from olm_train.model.loss import sum_by_piece
 
 

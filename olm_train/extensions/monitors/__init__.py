@@ -1,1 +1,1 @@
-"""Looks into a model while it trains, and changes nothing there."""
+"""Looks into a model and its ranks while it trains, and changes nothing there."""

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 from olm_data.bounded_json import JsonObject
 from olm_data.errors import ValidationError
 from olm_data.tokenizer.byte_alphabet import byte_alphabet
-from olm_train.extensions.serve.protocol import ParsedRequest
+from olm_train.extensions.generate.engine import Scored
+from olm_train.extensions.generate.text import TextStream
+from olm_train.extensions.serve.protocol import (
+    ParsedRequest,
+)
 from olm_train.extensions.serve.worker import Piece
-from olm_train.generate.engine import Scored
-from olm_train.generate.text import TextStream
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

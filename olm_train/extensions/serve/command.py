@@ -33,6 +33,9 @@ from olm_data.loopback import MISDIRECTED, LoopbackHandler, LoopbackServer
 
 with needs("serving a model"):
     from olm_train.distributed.world import local_device
+    from olm_train.extensions.generate.engine import MAX_ROWS
+    from olm_train.extensions.generate.loaded import LoadedModel
+    from olm_train.extensions.generate.template import ChatTemplate
     from olm_train.extensions.serve.answers import ChatAnswer, CompletionAnswer
     from olm_train.extensions.serve.protocol import (
         Body,
@@ -43,9 +46,6 @@ with needs("serving a model"):
         completion,
     )
     from olm_train.extensions.serve.worker import Worker
-    from olm_train.generate.engine import MAX_ROWS
-    from olm_train.generate.loaded import LoadedModel
-    from olm_train.generate.template import ChatTemplate
 
 MAX_BODY = 16 << 20
 """Bytes of a request."""

@@ -15,10 +15,10 @@ import msgspec
 from msgspec import Meta
 
 from olm_data.errors import UsageError
-from olm_train.generate.engine import Request
-from olm_train.generate.loaded import PromptIds
-from olm_train.generate.sampling import MAX_SEED, Sampling
-from olm_train.generate.template import ChatTemplate, Message
+from olm_train.extensions.generate.engine import Request
+from olm_train.extensions.generate.loaded import PromptIds
+from olm_train.extensions.generate.sampling import MAX_SEED, Sampling
+from olm_train.extensions.generate.template import ChatTemplate, Message
 
 MAX_TEXTS = 256
 """Texts of a request."""

@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from olm_data.errors import InputError, OlmError, ResourceError
-from olm_train.generate.engine import Engine, Finish, Generation, Request, Scored, WritingError
+from olm_train.extensions.generate.engine import (
+    Engine,
+    Finish,
+    Generation,
+    Request,
+    Scored,
+    WritingError,
+)
 
 LOOK_SECONDS = 0.5
 """Between two looks whether a client is still there."""

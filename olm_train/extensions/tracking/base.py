@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from olm_data.bounded_json import JsonObject
+from olm_data.extensions.watching.follow import LoggedStep
 from olm_data.redaction import redacted
-from olm_data.run_log.follow import LoggedStep
 
 Ending = Literal["finished", "stopped", "failed"]
 """How a run left: it is done; it will be gone on with; an error ended it."""

@@ -13,8 +13,8 @@ import uuid
 from dataclasses import dataclass
 from typing import ClassVar
 
+from olm_data.extensions.watching.follow import LoggedStep
 from olm_data.extras import needs
-from olm_data.run_log.follow import LoggedStep
 from olm_data.run_log.metric_names import WATCHED_STEP
 from olm_train.callbacks.notice import Event, NotificationSetting
 from olm_train.extensions.tracking.base import Ending, Level, TrackedRun, Tracker, without_secrets

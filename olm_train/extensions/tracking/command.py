@@ -20,10 +20,10 @@ from olm_data.config.convert import parse
 from olm_data.config.import_path import import_path, is_import_path, load_class
 from olm_data.config.values import Values
 from olm_data.errors import InputError, OlmError, StorageError, UsageError, printable, suggest
+from olm_data.extensions.watching.follow import last_step
 from olm_data.extras import needs
 from olm_data.kinds import nearest
 from olm_data.redaction import redacted
-from olm_data.run_log.follow import last_step
 from olm_data.run_log.log import METRICS, read_starts
 from olm_data.storage.store import is_remote
 

@@ -25,13 +25,13 @@ from msgspec.structs import replace
 
 from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.errors import ConflictError, StorageError, printable
+from olm_data.extensions.watching.follow import LoggedStep, StepReader, last_step, lines_of_step
+from olm_data.extensions.watching.watched import EVAL, WatchedEvaluation, WatchedTail
 from olm_data.redaction import redacted
 from olm_data.regular_files import read_regular
-from olm_data.run_log.follow import LoggedStep, StepReader, last_step, lines_of_step
 from olm_data.run_log.lines import malformed_log, replace_file
 from olm_data.run_log.metric_names import WATCHED_STEP, of_watched
-from olm_data.run_log.watched import EVAL, WatchedEvaluation, WatchedTail
-from olm_data.storage.flock import locked
+from olm_data.storage.disk import locked
 from olm_data.storage.store import Store
 from olm_train.extensions.tracking.base import Ending, Tracker
 

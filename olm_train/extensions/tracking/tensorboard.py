@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from olm_data.extensions.watching.follow import LoggedStep
 from olm_data.extras import needs
-from olm_data.run_log.follow import LoggedStep
 from olm_train.extensions.tracking.base import Ending, Level, TrackedRun, Tracker
 from olm_train.extensions.tracking.callback import TrackerCallback
 

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from olm_data.extensions.watching.follow import LoggedStep
 from olm_data.extras import needs
 from olm_data.regular_files import open_regular
-from olm_data.run_log.follow import LoggedStep
 from olm_data.run_log.metric_names import WATCHED_STEP, of_watched
 from olm_train.extensions.tracking.base import Ending, Level, TrackedRun, Tracker, without_secrets
 from olm_train.extensions.tracking.callback import TaggedCallback

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -16,11 +17,11 @@ from support.tokenizing import digests, texts, write_jsonl
 from olm_data import tokenize
 from olm_data.commands.running import make_runner
 from olm_data.errors import UsageError
+from olm_data.extensions.slurm.runner import SlurmRunner
+from olm_data.extensions.verify.datasets import verify
 from olm_data.runners.local import LocalRunner
-from olm_data.runners.slurm import SlurmRunner
 from olm_data.storage.store import Store
 from olm_data.tokenization.recipe import read_recipe
-from olm_data.verify.datasets import verify
 
 
 @pytest.fixture
@@ -118,18 +119,25 @@ def test_an_interrupted_run_exits_130_says_how_to_go_on_and_goes_on(
     source = write_jsonl(tmp_path / "a.jsonl", texts(3000))
     words = ("--tokenizer", tiny_tokenizer, "--shard-tokens", "1000", "--workers", "2")
     command = ("tokenize", source, *words, "--encoder", "hf", "--output")
-    process = subprocess.Popen(
-        arguments(*command, tmp_path / "out"),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    third = tmp_path / "out" / "shard-00002.json"
-    wait_until(lambda: process.poll() is not None or third.exists(), "three shards")
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate()
-    assert process.returncode == 130
+
+    def interrupted() -> tuple[int, str]:
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        process = subprocess.Popen(
+            arguments(*command, tmp_path / "out"),
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        third = tmp_path / "out" / "shard-00002.json"
+        wait_until(lambda: process.poll() is not None or third.exists(), "three shards")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+        return process.returncode, errors
+
+    # Again where a busy machine brings the signal after the end.
+    code, errors = next((c, e) for c, e in (interrupted() for _ in range(5)) if c)
+    assert code == 130
     assert "run the same command again to continue" in errors
     assert "Traceback" not in errors
     assert not (tmp_path / "out" / "manifest.json").exists()

@@ -16,8 +16,8 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, ValidationError
+from olm_data.extensions.verify.datasets import verify
 from olm_data.rows.reader import RowReader
-from olm_data.verify.datasets import verify
 
 OPTIONS = {"shard_tokens": 500, "holdout": "0.2"}
 

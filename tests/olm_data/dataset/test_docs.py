@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from olm_data.dataset.docs import DOCS, DocsWriter, DocumentRows, docs_schema
-from olm_data.dataset.docs_file import DocsFile
+from olm_data.dataset.docs import DOCS, DocsFile, DocsWriter, DocumentRows, docs_schema
 from olm_data.errors import ValidationError
 from olm_data.storage.store import Store
 
@@ -59,7 +58,7 @@ def test_rows_are_found_by_number_across_row_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("olm_data.dataset.docs.ROW_GROUP", 32)
-    monkeypatch.setattr("olm_data.dataset.docs_file.ROW_GROUP", 32)
+    monkeypatch.setattr("olm_data.dataset.docs.ROW_GROUP", 32)
     write(tmp_path, [rows(100)])
     read = DocumentRows(Store(str(tmp_path)), "shard-00000", 100)
     for number in (0, 31, 32, 99):
@@ -140,6 +139,6 @@ def test_threads_that_ask_for_rows_of_different_groups_get_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("olm_data.dataset.docs.ROW_GROUP", 32)
-    monkeypatch.setattr("olm_data.dataset.docs_file.ROW_GROUP", 32)
+    monkeypatch.setattr("olm_data.dataset.docs.ROW_GROUP", 32)
     write(tmp_path, [rows(96)])
     assert Shared(Store(tmp_path), "shard-00000", 96).row(5).position == 5

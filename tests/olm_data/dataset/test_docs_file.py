@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olm_data import parquet
-from olm_data.dataset import docs_file
-from olm_data.dataset.docs_file import ROW_GROUP, DocsFile, dense
+from olm_data.dataset import docs
+from olm_data.dataset.docs import ROW_GROUP, DocsFile, dense
 
 ROWS = pa.table({"id": ["a", None, "a"], "n": pa.array([1, 2, 3], pa.int32())})
 
@@ -66,11 +66,11 @@ def test_dense_parts_are_the_rows_and_keep_to_their_size(
 ) -> None:
     column = pa.array(values, pa.string()).dictionary_encode()
     rows = pa.table({"a": column, "n": list(range(len(values)))})
-    before, docs_file.DENSE_BYTES = docs_file.DENSE_BYTES, most
+    before, docs.DENSE_BYTES = docs.DENSE_BYTES, most
     try:
         parts = list(dense(rows))
     finally:
-        docs_file.DENSE_BYTES = before
+        docs.DENSE_BYTES = before
     assert [value for part in parts for value in part.column("a").to_pylist()] == values
     for part in parts:
         size = sum(len((text or "").encode()) for text in part.column("a").to_pylist())

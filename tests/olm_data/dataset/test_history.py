@@ -8,8 +8,8 @@ import pytest
 from support.adding import add_to
 from support.tokenizing import make_dataset, write_jsonl
 
-from olm_data.dataset.history import Version, check_chain, plan_digests, plan_name, read_plans
 from olm_data.dataset.manifest import version_name
+from olm_data.dataset.plan import Version, check_chain, plan_digests, plan_name, read_plans
 from olm_data.errors import ValidationError
 from olm_data.storage.store import Store
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.small_datasets import write_dataset
 
-from olm_data.canonical import canonical_json
+from olm_data.bounded_json import canonical_json
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import decode_manifest
 from olm_data.errors import InputError, ValidationError

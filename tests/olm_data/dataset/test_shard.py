@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.small_datasets import write_dataset
 
-from olm_data.dataset.container import HEADER_BYTES, npy_header
 from olm_data.dataset.manifest import Manifest, ShardDigests
-from olm_data.dataset.record import BLOCK_BYTES
+from olm_data.dataset.record import BLOCK_BYTES, HEADER_BYTES, npy_header
 from olm_data.dataset.shard import Shard
 from olm_data.errors import ValidationError
 from olm_data.storage.store import Store

@@ -18,11 +18,11 @@ from olm_data.dataset import shard_writer as shard_shuffle
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.docs import ROW_GROUP
 from olm_data.dataset.shard_writer import document_order, shuffle_rows, shuffle_tokens
+from olm_data.extensions.verify.datasets import verify
 from olm_data.order.prp import permute, round_keys
 from olm_data.rows.views import view_document
 from olm_data.runners.local import LocalRunner
 from olm_data.tokenizer.tokenizer import load_tokenizer
-from olm_data.verify.datasets import verify
 
 FIXTURE = [HealthCheck.function_scoped_fixture]
 

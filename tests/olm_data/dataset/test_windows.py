@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.dataset.windows import documents_bound, stream_windows, window_counts
+from olm_data.dataset.record import documents_bound, stream_windows, window_counts
 
 LENGTHS = st.lists(st.integers(1, 90), min_size=1, max_size=30)
 

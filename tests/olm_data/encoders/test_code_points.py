@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.encoding import TEXTS
 
-from olm_data.encoders import sweep
+from olm_data.encoders import gate
 from olm_data.encoders.base import concatenate
 from olm_data.encoders.code_points import CodePoints, ranges_of, unsettled
 
@@ -35,7 +35,7 @@ def test_text_without_unsettled_code_points_is_normal_to_the_library_and_here(fo
 
     normalize = getattr(normalizers, form)().normalize_str
     bad = {p for a, b in unsettled(form) for p in range(a, b + 1)}  # type: ignore[arg-type]
-    kept = [p for p in chain(*sweep.NEAR) if p not in bad]
+    kept = [p for p in chain(*gate.NEAR) if p not in bad]
     assert len(kept) > 100_000
     generator = np.random.default_rng(0)
     for order in (kept, kept[::-1], generator.permutation(kept).tolist()):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.encoding import NAMES, rows
 
-from olm_data.encoders import choose_encoder, make_encoder, sweep
+from olm_data.encoders import choose_encoder, gate, make_encoder
 from olm_data.encoders.base import concatenate
 from olm_data.errors import UsageError
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer, spec_from_bytes
@@ -60,8 +60,8 @@ def test_auto_takes_the_fast_encoder_after_comparing_it(
     spec: TokenizerSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(sweep, "NEAR", [range(0x20, 0x3000)])
-    monkeypatch.setattr(sweep, "FAR", ())
+    monkeypatch.setattr(gate, "NEAR", [range(0x20, 0x3000)])
+    monkeypatch.setattr(gate, "FAR", ())
     report = choose_encoder("auto", spec, "plain", concatenate([b"some text"] * 50))
     assert report.encoder == "gigatoken"
     assert "every code point" in report.claim

@@ -8,7 +8,7 @@ import pytest
 from support.encoding import variant
 from support.tokenizer_kinds import added, variant_of
 
-from olm_data.encoders import sweep
+from olm_data.encoders import gate
 from olm_data.encoders.base import concatenate
 from olm_data.encoders.gate import prove
 from olm_data.encoders.gigatoken import GigatokenEncoder
@@ -44,8 +44,8 @@ def test_the_cuts_of_the_real_library_are_seen_whatever_the_vocabulary(
     small: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A vocabulary of 512 entries shows none of these; the probe's shows them all."""
-    monkeypatch.setattr(sweep, "NEAR", [range(0x80, 0x100), range(0x1AC0, 0x1AF0), [0x20C1]])
-    monkeypatch.setattr(sweep, "FAR", ())
+    monkeypatch.setattr(gate, "NEAR", [range(0x80, 0x100), range(0x1AC0, 0x1AF0), [0x20C1]])
+    monkeypatch.setattr(gate, "FAR", ())
     spec = variant(small, "deepseek", None)
     proof = prove(lambda t: GigatokenEncoder(t, "plain"), spec, "plain", concatenate([]))
     assert proof.refused == ""
@@ -57,8 +57,8 @@ def test_the_cuts_of_the_real_library_are_seen_whatever_the_vocabulary(
 def test_what_is_proved_of_the_cuts_serves_every_vocabulary_that_is_cut_alike(
     small: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "NEAR", [range(0x80, 0x100), range(0x1AC0, 0x1AF0)])
-    monkeypatch.setattr(sweep, "FAR", ())
+    monkeypatch.setattr(gate, "NEAR", [range(0x80, 0x100), range(0x1AC0, 0x1AF0)])
+    monkeypatch.setattr(gate, "FAR", ())
     spec = variant(small, "qwen", None)
     first = prove(lambda t: GigatokenEncoder(t, "plain"), spec, "plain", concatenate([]))
     monkeypatch.setattr("olm_data.encoders.gate.contexts", None)  # they are not swept again

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from support.encoding import TEXTS, variant
 
 from olm_data.encoders import TextEncoder, make_encoder
-from olm_data.encoders.base import concatenate
+from olm_data.encoders.base import compare, concatenate
+from olm_data.encoders.code_points import Router
 from olm_data.encoders.gate import prove
 from olm_data.encoders.gigatoken import GigatokenEncoder
 from olm_data.encoders.hf import HfEncoder
-from olm_data.encoders.parity import compare
-from olm_data.encoders.routing import Router
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.encoding import encoded, rows, spec_of
 from support.tokenizer_kinds import added, bpe, unigram, variant_of, word_level, word_piece
 
-from olm_data.encoders.special import special_ids
+from olm_data.encoders.base import special_ids
 from olm_data.errors import InputError
 from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 

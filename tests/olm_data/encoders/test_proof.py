@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import olm_data.encoders as encoders
-from olm_data.encoders import SMALL_TEXT, choose_encoder, known_encoder, proof, sweep
+from olm_data.encoders import SMALL_TEXT, choose_encoder, gate, known_encoder, proof
 from olm_data.encoders.base import concatenate
 from olm_data.encoders.hf import HfEncoder
 from olm_data.encoders.proof import Proof, recall, remember
@@ -101,8 +101,8 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 def test_the_second_run_compares_nothing_and_says_the_same(
     spec: TokenizerSpec, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    monkeypatch.setattr(sweep, "NEAR", [range(0x20, 0x300)])
-    monkeypatch.setattr(sweep, "FAR", ())
+    monkeypatch.setattr(gate, "NEAR", [range(0x20, 0x300)])
+    monkeypatch.setattr(gate, "FAR", ())
     if refused:
         monkeypatch.setattr("olm_data.encoders.gate.prove", lambda *_: Proof(refused=refused))
     assert known_encoder("auto", spec, "plain", SMALL_TEXT) is None

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.encoders.base import concatenate
-from olm_data.encoders.special import SCAN_BYTES, Scanner
+from olm_data.encoders.base import SCAN_BYTES, Scanner, concatenate
 
 
 @given(

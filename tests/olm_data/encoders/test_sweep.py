@@ -7,12 +7,11 @@ import pytest
 from support.encoding import variant
 from support.tokenizer_kinds import SPLITS
 
-from olm_data.encoders import TextEncoder, sweep
+from olm_data.encoders import TextEncoder, gate
 from olm_data.encoders.base import concatenate
-from olm_data.encoders.code_points import CodePoints, ranges_of
+from olm_data.encoders.code_points import CodePoints, Router, ranges_of
 from olm_data.encoders.gate import prove
 from olm_data.encoders.hf import HfEncoder
-from olm_data.encoders.routing import Router
 from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -40,10 +39,10 @@ def test_the_sweep_finds_exactly_the_code_points_that_differ(
     small: bytes, points: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near = [*range(0x20, 0x900), *range(0x1A00, 0x2100), 0x3134F, 0x31350, 0xE0100]
-    monkeypatch.setattr(sweep, "NEAR", [near])
-    monkeypatch.setattr(sweep, "FAR", [range(0x40000, 0x40100)])
+    monkeypatch.setattr(gate, "NEAR", [near])
+    monkeypatch.setattr(gate, "FAR", [range(0x40000, 0x40100)])
     spec = spec_from_bytes(small, name="t")
-    routed = sweep.differing(HfEncoder(spec, "plain"), Differs(spec, points), sweep.contexts())
+    routed = gate.differing(HfEncoder(spec, "plain"), Differs(spec, points), gate.contexts())
     assert routed == ranges_of(sorted(points))
     run = TextEncoder(
         Differs(spec, points),
@@ -63,14 +62,14 @@ def test_an_encoder_that_differs_on_too_much_is_not_used(
 ) -> None:
     monkeypatch.setattr("olm_data.encoders.gate.recall_cuts", lambda *_: None)
     monkeypatch.setattr("olm_data.encoders.gate.remember_cuts", lambda *_: None)
-    monkeypatch.setattr(sweep, "NEAR", [range(0x80, 0xD000)])
-    monkeypatch.setattr(sweep, "FAR", ())
-    monkeypatch.setattr(sweep, "MOST_ROUTED", 3_000)
+    monkeypatch.setattr(gate, "NEAR", [range(0x80, 0xD000)])
+    monkeypatch.setattr(gate, "FAR", ())
+    monkeypatch.setattr(gate, "MOST_ROUTED", 3_000)
     spec = spec_from_bytes(small, name="t")
     proof = prove(lambda t: Differs(t, set(range(0x80, 0xD000))), spec, "plain", concatenate([]))
     assert "100% of the texts compared" in proof.refused
-    monkeypatch.setattr(sweep, "MOST_ROUTED", 31)
-    monkeypatch.setattr(sweep, "NEAR", [range(0x80, 0x280)])
+    monkeypatch.setattr(gate, "MOST_ROUTED", 31)
+    monkeypatch.setattr(gate, "NEAR", [range(0x80, 0x280)])
     proof = prove(lambda t: Differs(t, set(range(0x100, 0x120))), spec, "plain", concatenate([]))
     assert "32 code points (U+0100, U+0101, U+0102, ...)" in proof.refused
 
@@ -87,5 +86,5 @@ def test_few_contexts_tell_the_kinds_of_long_blocks_apart(small: bytes, split: s
     others = "\u0391\u0301\u0661\u2160\u203f\u2212\u3000"  # Lu, Mn, Nd, Nl, Pc, Sm, Zs
     for one in of_blocks:
         for other in others:
-            if cuts(sweep.MIXED_CONTEXTS, one) != cuts(sweep.MIXED_CONTEXTS, other):
-                assert cuts(sweep.BLOCK_CONTEXTS, one) != cuts(sweep.BLOCK_CONTEXTS, other)
+            if cuts(gate.MIXED_CONTEXTS, one) != cuts(gate.MIXED_CONTEXTS, other):
+                assert cuts(gate.BLOCK_CONTEXTS, one) != cuts(gate.BLOCK_CONTEXTS, other)

@@ -10,7 +10,7 @@ import pytest
 from support.stand_in import MANIFEST, compiled, parse_mixture, stand_in_dataset, stand_ins
 
 from olm_data.errors import ValidationError
-from olm_data.mixture.mix import compile_lock
+from olm_data.mixture.mix import MixPlan
 
 
 def test_every_prefix_of_the_run_holds_each_source_within_a_row_of_its_share() -> None:
@@ -77,7 +77,7 @@ def test_sources_of_different_tokenizers_are_refused_naming_both(options: dict[s
     with pytest.raises(
         ValidationError, match=r"'code' and 'web' were .* different tokenizers"
     ) as error:
-        compile_lock(mixture, opened)
+        MixPlan(mixture, opened).compile()
     assert error.value.exit_code == 3
     assert error.value.where == "manifest.yaml:6"
 
@@ -85,4 +85,4 @@ def test_sources_of_different_tokenizers_are_refused_naming_both(options: dict[s
 def test_sources_may_differ_in_dtype() -> None:
     mixture = parse_mixture(MANIFEST)
     opened = stand_ins(mixture) | {"web": stand_in_dataset("web", 60_000_000, dtype="uint32")}
-    assert [s.dtype for s in compile_lock(mixture, opened).sources] == ["uint16", "uint32"]
+    assert [s.dtype for s in MixPlan(mixture, opened).compile().sources] == ["uint16", "uint32"]

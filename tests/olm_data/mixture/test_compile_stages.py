@@ -13,12 +13,12 @@ import pytest
 from support.stand_in import parse_mixture, stand_in_dataset
 
 from olm_data.errors import UsageError, ValidationError
+from olm_data.extensions.verify.training import verify_training
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.lock_format import manifest_stages
-from olm_data.mixture.mix import compile_lock
+from olm_data.mixture.mix import MixPlan
 from olm_data.mixture.summary import summarise, warnings
 from olm_data.run_log.log import RunLog, Start
-from olm_data.verify.training import verify_training
 
 HEAD = "version: 1\nseed: 3\nsequence_length: 10\non_exhausted: {on}\nsources:\n"
 
@@ -30,7 +30,7 @@ def locked(sources: dict[str, tuple[int, str]], rest: str, on: str = "error") ->
     )
     mixture = parse_mixture(text + rest)
     opened = {name: stand_in_dataset(name, rows * 10 + 1) for name, (rows, _) in sources.items()}
-    lock = compile_lock(mixture, opened)
+    lock = MixPlan(mixture, opened).compile()
     again = Lock.decode(lock.encode(), "x.lock.json")
     assert (again.stages, again.digest) == (lock.stages, lock.digest)
     return lock

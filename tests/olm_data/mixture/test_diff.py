@@ -16,7 +16,7 @@ from support.stand_in import (
 
 from olm_data.mixture.diff import diff, same_rows
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.mix import compile_lock
+from olm_data.mixture.mix import MixPlan
 from olm_data.order.windowed import Windowed
 
 SIZES = st.fixed_dictionaries({"c": st.sampled_from([200, 201])})
@@ -43,12 +43,12 @@ def test_the_rows_said_to_be_the_same_are_the_same_and_the_next_one_is_not(
 def test_what_changes_every_row_is_named_and_leaves_no_row_the_same() -> None:
     old = three_sources([{"tokens": 1_000, "weights": {"a": 1, "b": 1}}])
     new = Lock.decode(old.encode(), "x.lock.json")
-    changed = compile_lock(
+    changed = MixPlan(
         parse_mixture(
             THREE_SOURCES.replace("seed: 3", "seed: 4") + "  - {name: s0, epochs: {a: 1}}\n"
         ),
         {name: stand_in_dataset(name, 4_001) for name in "abc"},
-    )
+    ).compile()
     assert diff(old, new).differences == []
     found = diff(old, changed)
     assert found.same_rows == 0

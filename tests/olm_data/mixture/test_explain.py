@@ -8,7 +8,7 @@ import msgspec
 from support.stand_in import THREE_SOURCES, parse_mixture, stand_in_dataset, three_sources
 
 from olm_data.mixture.explain import explain, tree
-from olm_data.mixture.mix import compile_lock
+from olm_data.mixture.mix import MixPlan
 
 
 def test_every_integer_of_a_lock_stands_in_its_explanation() -> None:
@@ -30,7 +30,7 @@ def test_every_integer_of_a_lock_stands_in_its_explanation() -> None:
 def test_the_tree_has_each_group_with_the_sum_of_its_members() -> None:
     text = THREE_SOURCES.replace("stages:", "groups: {g: {a: 3, h: 1}, h: {b: 1}}\nstages:")
     mixture = parse_mixture(text + "  - {name: s, tokens: 1K, weights: {g: 4, c: 1}}\n")
-    lock = compile_lock(mixture, {n: stand_in_dataset(n, 4_001) for n in "abc"})
+    lock = MixPlan(mixture, {n: stand_in_dataset(n, 4_001) for n in "abc"}).compile()
     (stage,) = tree(lock)
     group, source = msgspec.to_builtins(stage)["members"]
     assert (group["name"], group["share_wanted"], group["rows"]) == ("g", 0.8, 80)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.mixture.groups import (
+from olm_data.mixture.stage_spec import (
     GroupError,
     capacity,
     expand,

@@ -13,7 +13,7 @@ from support.stand_in import MANIFEST, compiled, parse_mixture, stand_in_dataset
 
 from olm_data.errors import ConflictError, InputError, ValidationError
 from olm_data.mixture.lock import Lock, lock_of_run
-from olm_data.mixture.mix import compile_lock
+from olm_data.mixture.mix import MixPlan
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -23,7 +23,7 @@ def golden_lock() -> Lock:
     mixture = parse_mixture(text, folder="/home/user/mixtures")
     tokens = {"code": 2_000_000, "math": 1_234_567, "web": 9_876_543}
     opened = {name: stand_in_dataset(name, count) for name, count in tokens.items()}
-    return compile_lock(mixture, opened, "/home/user/mixtures/locks")
+    return MixPlan(mixture, opened, "/home/user/mixtures/locks").compile()
 
 
 def test_the_golden_manifest_compiles_to_the_golden_lock() -> None:
@@ -40,7 +40,7 @@ def test_the_golden_lock_can_be_read_and_gives_the_golden_rows() -> None:
 
 def test_a_lock_is_read_back_equal(tmp_path: Path) -> None:
     mixture = parse_mixture(MANIFEST, folder=str(tmp_path))
-    lock = compile_lock(mixture, stand_ins(mixture), str(tmp_path / "locks"))
+    lock = MixPlan(mixture, stand_ins(mixture), str(tmp_path / "locks")).compile()
     assert lock.write(tmp_path / "locks/m.lock.json") == "written"
     assert Lock.read(tmp_path / "locks/m.lock.json") == lock
     assert lock.locations == {"code": "s3://bucket/tokens/code", "web": "../tokens/web"}

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from support.stand_in import MANIFEST, compiled
 
-from olm_data.canonical import digest as canonical_digest
+from olm_data.bounded_json import digest as canonical_digest
 from olm_data.errors import ValidationError
 from olm_data.mixture.lock import UNDIGESTED, Lock
 from olm_data.mixture.lock_format import take_order

@@ -14,7 +14,7 @@ from olm_data.cli import cli
 from olm_data.errors import OlmError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import read_mixture
-from olm_data.mixture.sources import open_sources
+from olm_data.mixture.mix import open_sources
 
 
 @pytest.fixture

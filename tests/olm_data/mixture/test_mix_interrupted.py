@@ -29,7 +29,7 @@ mix.mix(sys.argv[1], dry_run=len(sys.argv) > 2)
 HELD = """\
 import sys
 from pathlib import Path
-from olm_data.storage.scratch import scratch
+from olm_data.storage.disk import scratch
 with scratch(Path(sys.argv[1]) if len(sys.argv) > 1 else None) as folder:
     print(folder, flush=True)
     sys.stdin.read()

@@ -10,7 +10,7 @@ from support.small_datasets import random_shards, write_dataset
 from support.stand_in import parse_mixture
 
 from olm_data.errors import InputError
-from olm_data.mixture.sources import open_sources, open_views
+from olm_data.mixture.mix import open_sources, open_views
 
 MANIFEST = """\
 version: 1

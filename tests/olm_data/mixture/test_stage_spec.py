@@ -10,7 +10,7 @@ import pytest
 from support.stand_in import parse_mixture, stand_in_dataset
 
 from olm_data.errors import InputError, UsageError
-from olm_data.mixture.mix import compile_lock
+from olm_data.mixture.mix import MixPlan
 
 HEAD = "version: 1\nseed: 3\nsequence_length: 10\non_exhausted: error\nsources:\n"
 
@@ -22,7 +22,7 @@ def test_weights_from_a_file_are_those_of_the_file_and_its_digest_is_locked(tmp_
     text = head + "stages:\n  - {name: a, tokens: 1K, weights_file: weights.json}\n"
     mixture = parse_mixture(text, folder=str(tmp_path))
     opened = {name: stand_in_dataset(name, 10_001) for name in ("web", "code")}
-    lock = compile_lock(mixture, opened)
+    lock = MixPlan(mixture, opened).compile()
     assert lock.stages[0].weights_file == {
         "name": "weights.json",
         "sha256": hashlib.sha256(raw).hexdigest(),

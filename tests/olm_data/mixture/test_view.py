@@ -17,12 +17,12 @@ from support.stand_in import parse_mixture
 
 from olm_data.cli import cli
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
+from olm_data.extensions.verify.datasets import verify
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import mix
 from olm_data.mixture.summary import summarise, warnings
 from olm_data.packing.packings import PACKINGS
 from olm_data.rows.reader import RowReader
-from olm_data.verify.datasets import verify
 
 S = 16
 SHARDS = [[5, 3, 40, 24, 1, 1, 6], [16, 17, 2], [9] * 20, [64, 1, 30, 33]]
@@ -181,7 +181,7 @@ def test_the_last_label_of_a_view_is_not_dropped_and_older_locks_that_count_it_v
     lock = mix(manifest).lock
     plan = lock.sources[0].plan
     assert plan is not None
-    monkeypatch.setattr("olm_data.packing.write_plan.WINDOW", 1)
+    monkeypatch.setattr("olm_data.packing.row_plan.WINDOW", 1)
     assert mix(manifest).status == "unchanged"
     before = verify(str(project / "manifest.lock.json")).findings
     older = msgspec.structs.replace(plan, dropped=plan.dropped + 1)

@@ -22,6 +22,7 @@ from support.stand_in import parse_mixture
 
 from olm_data.errors import UsageError, ValidationError
 from olm_data.extensions.importing.import_files import import_files
+from olm_data.extensions.verify.datasets import verify
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import mix
 from olm_data.mixture.summary import summarise
@@ -31,7 +32,6 @@ from olm_data.order.shuffled import Shuffled
 from olm_data.rows.reader import RowReader
 from olm_data.rows.views import LockRows
 from olm_data.tokenizer.tokenizer import load_tokenizer
-from olm_data.verify.datasets import verify
 
 FOREIGN = Path(__file__).parents[2] / "support" / "foreign"
 CASES: list[dict[str, Any]] = json.loads(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.errors import UsageError
-from olm_data.order.skip import KeptRows, clip_ranges, merge_ranges
+from olm_data.order.steps import KeptRows, clip_ranges, merge_ranges
 
 TOTAL = 60
 ranges = st.lists(

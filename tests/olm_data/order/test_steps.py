@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.errors import UsageError
-from olm_data.order.skip import KeptRows
 from olm_data.order.steps import (
     LEFT_OVER,
     SKIPPED,
+    KeptRows,
     Steps,
     StepSizes,
     order_digest,

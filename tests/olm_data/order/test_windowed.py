@@ -169,7 +169,7 @@ def test_chunks_that_do_not_fit_their_sources_are_refused(tmp_path: Path) -> Non
     for chunk_rows in ([0], [501], [1, 1], []):
         head = json.loads(Path(mixed.path).read_text())
         head["windowed"]["chunk_rows"] = chunk_rows
-        from olm_data.canonical import digest
+        from olm_data.bounded_json import digest
 
         body = {k: v for k, v in head.items() if k not in ("digest", "tools", "locations")}
         head["digest"] = digest(body)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from support.small_datasets import mix_datasets, random_shards, write_dataset
 
-from olm_data.mixture.compare_packing import compare_packing
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.mix import mix
+from olm_data.mixture.mix import compare_packing, mix
 from olm_data.packing.compare import Comparison
 from olm_data.packing.packings import PACKINGS
 from olm_data.rows.reader import RowReader

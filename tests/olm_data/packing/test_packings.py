@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from olm_data.order.olmo_core import OlmoCore
 from olm_data.order.shuffled import Shuffled
 from olm_data.packing.base import PackingCost
-from olm_data.packing.instances import Instances
+from olm_data.packing.concat import Instances
 from olm_data.packing.packings import PACKINGS, from_lock
 
 DATASET: Any = SimpleNamespace(digest="0" * 64)

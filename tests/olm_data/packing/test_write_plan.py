@@ -14,7 +14,7 @@ from support.small_datasets import write_dataset, write_sparse_dataset
 from olm_data.dataset.dataset import Dataset
 from olm_data.packing.base import PackingCost
 from olm_data.packing.packings import PACKINGS
-from olm_data.packing.write_plan import documents
+from olm_data.packing.row_plan import documents
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.rows.next_use import NEVER, NextUses, victims
+from olm_data.rows.shard_cache import NEVER, NextUses, victims
 
 USES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=40)
 

@@ -9,9 +9,9 @@ import pytest
 from support.small_datasets import write_mixture
 
 from olm_data.errors import ValidationError
+from olm_data.extensions.verify.datasets import verify
 from olm_data.mixture.lock import Lock
 from olm_data.rows.reader import RowReader
-from olm_data.verify.datasets import verify
 
 S = 8
 LENGTHS = {  # in shards: longer than rows, exactly a row, one token; most are short

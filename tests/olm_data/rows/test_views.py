@@ -13,12 +13,12 @@ from support.tokenizing import TWO_SOURCES, texts
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError
+from olm_data.extensions.show.documents import Query, show_documents
+from olm_data.extensions.show.render import render
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import mix
 from olm_data.rows.reader import RowReader
 from olm_data.rows.views import DatasetRows, DocumentView, LockRows, RowView
-from olm_data.show.documents import Query, show_documents
-from olm_data.show.render import render
 
 
 def documents(two_sources: Path, *, most: int | None = None, **query: Any) -> list[DocumentView]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from olm_data.errors import ValidationError
-from olm_data.run_log.ends import End, append_end, read_ends
+from olm_data.run_log.log import End, append_end, read_ends
 
 STOPPED = End(step=4, time=1000.5, reason="stopped", by="SIGTERM")
 CANCELLED = End(step=9, time=2000.25, reason="cancelled", by="stop file", why="<b> too slow")

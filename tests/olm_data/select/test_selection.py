@@ -21,6 +21,7 @@ from support.tokenizing import digests, hashes_of, make_dataset, make_request, t
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, InputError, ValidationError
+from olm_data.extensions.verify.datasets import verify
 from olm_data.runners.base import Count
 from olm_data.runners.local import LocalRunner
 from olm_data.select.selection import drawn
@@ -29,8 +30,7 @@ from olm_data.tokenization.budget import BudgetWatch
 from olm_data.tokenization.recipe import parse_budget
 from olm_data.tokenization.select_documents import select_documents
 from olm_data.tokenization.stored_job import load_job
-from olm_data.tokenization.summary_text import plan_lines, summary_lines
-from olm_data.verify.datasets import verify
+from olm_data.tokenization.summary import plan_lines, summary_lines
 
 COUNT = 90
 

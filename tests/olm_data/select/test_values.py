@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from support.tokenizing import hashes_of
 
 from olm_data.dataset.account import pack, unpack
-from olm_data.select.digests import document_digests
-from olm_data.select.selection import IdSet, drawn, sample_key
+from olm_data.select.selection import IdSet, document_digests, drawn, sample_key
 
 
 def test_the_draw_is_the_documented_function() -> None:

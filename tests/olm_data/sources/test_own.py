@@ -14,14 +14,14 @@ from support.tokenizing import digests
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.job import JobFile
 from olm_data.errors import InputError, UsageError
+from olm_data.extensions.slurm.runner import batch_script
+from olm_data.extensions.text_stream.corpus import named_corpus
 from olm_data.extensions.text_stream.documents import Order, Slot
-from olm_data.extensions.text_stream.open import named_corpus
-from olm_data.runners.slurm import batch_script
+from olm_data.extensions.verify.deep import find_inputs
 from olm_data.sources import own
 from olm_data.storage.store import Store
 from olm_data.tokenization.stored_job import load_job
 from olm_data.verbs import tokenize
-from olm_data.verify.deep import find_inputs
 
 MODULE = "support.own_text"
 EXTRA: dict[str, str] = {}

@@ -26,8 +26,8 @@ from olm_data.sources import plan_units, read_units
 def test_arrays_and_tables_make_the_same_dataset_whatever_the_workers_and_verify_deeply(
     tmp_path: Path, tiny_tokenizer: Path
 ) -> None:
-    from olm_data.verify.datasets import verify
-    from olm_data.verify.deep import Deep
+    from olm_data.extensions.verify.datasets import verify
+    from olm_data.extensions.verify.deep import Deep
 
     folder = tmp_path / "in"
     folder.mkdir()

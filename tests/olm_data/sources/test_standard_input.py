@@ -19,7 +19,7 @@ from olm_data.cli import cli
 from olm_data.dataset.manifest import read_manifest
 from olm_data.errors import ConflictError, InputError, UsageError
 from olm_data.sources.standard_input import spooled
-from olm_data.storage import scratch
+from olm_data.storage import disk
 from olm_data.storage.store import Store
 
 
@@ -31,7 +31,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     own = SimpleNamespace(
         mkdtemp=partial(tempfile.mkdtemp, dir=folder), gettempdir=lambda: str(folder)
     )
-    monkeypatch.setattr(scratch, "tempfile", own)
+    monkeypatch.setattr(disk, "tempfile", own)
     return folder
 
 

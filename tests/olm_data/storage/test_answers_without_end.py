@@ -14,9 +14,8 @@ from support.quiet_server import QuietServer
 
 from olm_data.storage import bucket
 from olm_data.storage.async_http import MOST_ANSWER, MOST_ERROR
-from olm_data.storage.bucket import PIECE, Bucket, service
+from olm_data.storage.bucket import PIECE, Backoff, Bucket, service
 from olm_data.storage.objects import RemoteFailure
-from olm_data.storage.retry import Backoff
 
 ENDLESS = 1 << 40
 XML = b"<?xml version='1.0'?><ListBucketResult><Name>"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from olm_data.storage.aws_client import _stay
+from olm_data.storage.s3 import _stay
 
 AWS, OTHER = "https://b.s3.us-east-1.amazonaws.com/a", "https://store.example/b/a"
 

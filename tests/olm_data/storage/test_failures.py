@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from olm_data.errors import InputError
+from olm_data.storage.bucket import service
 from olm_data.storage.failures import is_transient, said, translated
 from olm_data.storage.objects import RemoteFailure
 from olm_data.storage.service import CredentialEcho, OversizedAnswer, Refusal
-from olm_data.storage.services import service
 
 URL = "memory://b/k"
 

@@ -10,9 +10,8 @@ from support.sources import modules, tree
 
 from olm_data.bounded_json import MalformedJson
 from olm_data.errors import InputError, ValidationError
-from olm_data.storage import json_file
-from olm_data.storage.json_file import create_json, read_json, write_json
-from olm_data.storage.store import Store
+from olm_data.storage import store as json_file
+from olm_data.storage.store import Store, create_json, read_json, write_json
 
 DOCUMENTS = {"MANIFEST", "PLAN", "JOB", "RECORD", "plan_name"}
 

@@ -18,8 +18,17 @@ from support.store_proxy import Exchange, Proxy, answer, passing, store_proxy
 from olm_data.errors import ConflictError
 from olm_data.storage import lease as under_test
 from olm_data.storage.exclusive import exclusive
-from olm_data.storage.lease import BYTES, Fence, Lease, LeaseLostError, Record, acquire
-from olm_data.storage.mark import Seen, look, mark
+from olm_data.storage.lease import (
+    BYTES,
+    Fence,
+    Lease,
+    LeaseLostError,
+    Record,
+    Seen,
+    acquire,
+    look,
+    mark,
+)
 from olm_data.storage.process import this_process
 from olm_data.storage.store import Store
 

@@ -10,7 +10,7 @@ import pytest
 from support.clouds import environment
 
 from olm_data.errors import ConflictError
-from olm_data.storage.mark import Seen, look, mark, unmark
+from olm_data.storage.lease import Seen, look, mark, unmark
 from olm_data.storage.store import Store
 
 

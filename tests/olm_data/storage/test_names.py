@@ -10,10 +10,10 @@ from support.importing import FOREIGN, make
 from olm_data.dataset.folder import refuse_dataset_folder
 from olm_data.sources.listing import list_files
 from olm_data.storage.destination import CLAIM, LocalFolder
-from olm_data.storage.exclusive import exclusive
+from olm_data.storage.disk import scratch
+from olm_data.storage.exclusive import PROBE, exclusive
+from olm_data.storage.lease import SHORTEST_TAKEOVER
 from olm_data.storage.names import is_working
-from olm_data.storage.preflight import PROBE
-from olm_data.storage.scratch import scratch
 from olm_data.storage.store import WORKER_PREFIX, Store
 
 KILLED = (
@@ -45,21 +45,27 @@ def test_what_a_writer_makes_in_a_folder_is_known_as_its_own(tmp_path: Path) -> 
         assert all(map(is_working, made))
 
 
-@pytest.mark.parametrize("name", KILLED)
-def test_what_a_killed_writer_left_is_no_input_and_in_nobodys_way(
-    name: str, tmp_path: Path
+def test_what_killed_writers_left_is_no_input_and_in_the_way_of_no_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The lease that cannot be read holds for so long.
+    defaults = exclusive.__wrapped__.__kwdefaults__  # type: ignore[attr-defined]
+    monkeypatch.setitem(defaults, "takeover", SHORTEST_TAKEOVER)
     clean, folder = FOREIGN / "dolma", tmp_path / "in"
     expected = make(clean, tmp_path / "clean", dtype="uint16", strict_inputs=True)
     folder.mkdir()
     for path in clean.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_text("{}")
+    for name in KILLED:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
     done = make(folder, folder, dtype="uint16", strict_inputs=True)
     assert (done.tokens, done.passed_over) == (expected.tokens, {})
     assert b"passed_over" not in (folder / "manifest.json").read_bytes()
 
+
+@pytest.mark.parametrize("name", KILLED)
+def test_what_a_killed_writer_left_is_in_no_listing(name: str, tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     (texts / name).parent.mkdir(parents=True)
     (texts / name).write_text("{}")

@@ -18,8 +18,8 @@ from support.tokenizing import texts, write_jsonl
 import olm_data as library
 from olm_data.errors import UsageError
 from olm_data.redaction import redacted
-from olm_data.storage.options import VARIABLE, options_for, parse_options, use_options
-from olm_data.storage.services import service
+from olm_data.storage.bucket import service
+from olm_data.storage.objects import VARIABLE, options_for, parse_options, use_options
 
 SECRET = "a-Secret-of-these-Options-7"
 

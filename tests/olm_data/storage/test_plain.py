@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from olm_data.errors import ConflictError, OlmError, UsageError
-from olm_data.storage.services import service
+from olm_data.storage.bucket import service
 from olm_data.storage.store import Store
 
 

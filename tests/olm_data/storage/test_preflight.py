@@ -8,7 +8,7 @@ import pytest
 
 from olm_data.errors import StorageError
 from olm_data.storage.bucket import Bucket
-from olm_data.storage.preflight import preflight
+from olm_data.storage.exclusive import preflight
 from olm_data.storage.store import Store
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.storage import retry
-from olm_data.storage.retry import Backoff, retried
+from olm_data.storage import bucket
+from olm_data.storage.bucket import Backoff, retried
 
 
 class Clock:
@@ -28,7 +28,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(retry, "time", clock)
+    monkeypatch.setattr(bucket, "time", clock)
     return clock
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from support.service_checks import check_service
 
+from olm_data.storage.bucket import service
 from olm_data.storage.service import Refusal
-from olm_data.storage.services import service
 
 
 def test_each_request_does_what_it_says(s3: dict[str, str], tmp_path: Path) -> None:

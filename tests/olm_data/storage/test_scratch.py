@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from olm_data.storage.scratch import BESIDE, LOCK, abandoned, scratch
+from olm_data.storage.disk import BESIDE, LOCK, abandoned, scratch
 
 
 def test_a_folder_is_gone_after_its_block_and_in_use_during_it(tmp_path: Path) -> None:

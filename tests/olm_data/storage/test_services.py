@@ -8,7 +8,7 @@ import pytest
 from support.racing import restless
 
 from olm_data.errors import UsageError
-from olm_data.storage.services import service
+from olm_data.storage.bucket import service
 
 
 def test_a_changed_setting_makes_another_client(monkeypatch: pytest.MonkeyPatch) -> None:

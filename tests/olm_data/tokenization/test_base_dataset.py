@@ -21,6 +21,8 @@ from support.tokenizing import digests, make_dataset, make_recipe, texts, tokeni
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, InputError, ValidationError
+from olm_data.extensions.verify.datasets import verify
+from olm_data.extensions.verify.deep import Deep
 from olm_data.mixture.lock import Lock
 from olm_data.progress import Progress
 from olm_data.rows.reader import RowReader
@@ -29,8 +31,6 @@ from olm_data.tokenization.base_dataset import BaseDataset
 from olm_data.tokenization.request import prepare
 from olm_data.tokenization.tokenize import tokenize
 from olm_data.tokenizer.tokenizer import load_tokenizer
-from olm_data.verify.datasets import verify
-from olm_data.verify.deep import Deep
 
 
 def decoded(dataset: Dataset, tokenizer: Path) -> list[str]:

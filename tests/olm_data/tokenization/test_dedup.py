@@ -18,9 +18,9 @@ from support.tokenizing import digests, make_dataset, texts, tokenized, write_js
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError
+from olm_data.extensions.verify.datasets import verify
 from olm_data.runners.local import LocalRunner
 from olm_data.tokenizer.tokenizer import load_tokenizer
-from olm_data.verify.datasets import verify
 
 
 def decoded(path: Path, tokenizer: Path) -> list[str]:

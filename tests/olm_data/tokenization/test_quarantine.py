@@ -19,11 +19,11 @@ from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError
+from olm_data.extensions.verify.datasets import verify
 from olm_data.runners.local import LocalRunner
 from olm_data.sources.base import RAW_BYTES, Drop
 from olm_data.storage.store import Store
 from olm_data.tokenization.quarantine import CHUNK, Quarantine
-from olm_data.verify.datasets import verify
 
 BAD = [b"{oops", b'{"text": "caf\xe9"}', b'{"body": "no text"}', b'{"text": "\\ud800"}']
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.tokenization.stage import Stage
+from olm_data.tokenization.pipeline import Stage
 
 
 def one_by_one(values: Iterable[int]) -> Generator[int, None, None]:

@@ -10,7 +10,7 @@ import pytest
 from support.beginning import begin
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 from olm_data.errors import (
     ValidationError,
 )

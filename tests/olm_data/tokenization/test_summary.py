@@ -6,8 +6,7 @@ from pathlib import Path
 
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.tokenization.summary import RunResult
-from olm_data.tokenization.summary_text import duplicates
+from olm_data.tokenization.summary import RunResult, duplicates
 
 
 def test_duplicates_are_counted_over_both_splits_and_kept_in_the_manifest(

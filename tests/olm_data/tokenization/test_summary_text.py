@@ -6,7 +6,7 @@ from pathlib import Path
 
 from support.tokenizing import make_dataset, make_request, texts, write_jsonl
 
-from olm_data.tokenization.summary_text import input_lines, summary_lines
+from olm_data.tokenization.summary import input_lines, summary_lines
 
 
 def test_the_summary_shows_where_the_records_of_each_input_went(

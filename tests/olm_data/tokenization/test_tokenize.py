@@ -14,7 +14,7 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, ValidationError
-from olm_data.select.digests import content_hashes, document_digests
+from olm_data.select.selection import content_hashes, document_digests
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from olm_data.errors import InputError, UsageError
-from olm_data.tokenizer.ends import configured_eos, end_token
+from olm_data.tokenizer.tokenizer import configured_eos, end_token
 
 
 @pytest.mark.parametrize(

@@ -14,26 +14,28 @@ from support.runs import build_trainer, config_values
 from olm_data.cli import cli
 from olm_data.config.values import Values
 from olm_data.errors import UsageError, ValidationError
+from olm_data.extensions.verify.training import verify_training
 from olm_data.mixture.lock import Lock
 from olm_data.order.steps import StepSizes
 from olm_data.run_log.log import RunLog
 from olm_data.run_log.run_folder import Run
-from olm_data.verify.training import verify_training
 from olm_train.callbacks.batch_size_scheduler import BatchSizeSchedulerCallback
 from olm_train.duration import Duration
 from olm_train.run.config import RunConfig
 from olm_train.run.dry_run import describe
 
+pytestmark = pytest.mark.xdist_group("batch-sizes")  # its fixtures are made once
 SCHEDULER = "--trainer.callbacks.batch_size_scheduler"
 GROWING = (
     f"{SCHEDULER}={{batch_sizes: [256, 512, 1024], schedule: [{{value: 0, unit: steps}}, "
     "{value: 1100, unit: tokens}, {value: 8, unit: steps}]}"
 )
+MICRO = "--train_module.rank_microbatch_size=64"
 SIZES = [256] * 5 + [512] * 3 + [1024] * 3
 
 
 def train(lock: Path, folder: Path, *overrides: str) -> None:
-    build_trainer(lock, folder, "--trainer.callbacks.lm_evaluator=null", *overrides).fit()
+    build_trainer(lock, folder, "--trainer.callbacks.lm_evaluator=null", MICRO, *overrides).fit()
 
 
 def after(sizes: dict[int, int]) -> str:
@@ -144,7 +146,7 @@ def test_durations_in_tokens_and_the_dry_run_count_what_each_step_holds(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
     values = Values(config_values(tiny_mixture, tmp_path))
-    for override in (GROWING, "--trainer.max_duration={value: 3000, unit: tokens}"):
+    for override in (GROWING, MICRO, "--trainer.max_duration={value: 3000, unit: tokens}"):
         values.override(override)
     config = RunConfig.resolve(values)
     text = describe(config, 2)

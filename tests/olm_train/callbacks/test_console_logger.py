@@ -31,7 +31,7 @@ def test_one_line_an_interval_and_at_both_ends(
     )
     assert lines[0].startswith("training 21.6 K parameters to step 7 (1.79 K tokens) on 1 CPU rank")
     assert lines[1].startswith(
-        "attention sdpa; loss plain: logits of a micro-batch need 0.000328 GB"
+        "attention sdpa; loss plain: logits of a micro-batch need 0.000655 GB"
     )
     assert lines[-1] == "finished at step 7 (1.79 K tokens)"
 

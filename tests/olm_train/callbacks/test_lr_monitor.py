@@ -10,8 +10,8 @@ from support.own_data import Own
 from support.runs import build_trainer, metrics
 
 from olm_data.run_log.metric_names import CE_LOSS
-from olm_train.basic_train_module import BasicTrainModule
 from olm_train.duration import Duration
+from olm_train.extensions.any_model.train_module import BasicTrainModule
 from olm_train.trainer import Trainer
 
 SLOW = (

@@ -11,8 +11,7 @@ from support.full_disk import files_of_at_most
 from support.runs import build_trainer, metrics
 
 from olm_data.errors import ResourceError
-from olm_data.run_log.ends import read_ends
-from olm_data.run_log.log import read_starts
+from olm_data.run_log.log import read_ends, read_starts
 from olm_train.callbacks.base import Callback
 from olm_train.distributed.preempt import Preempted, StopRequest
 

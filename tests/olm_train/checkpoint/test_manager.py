@@ -70,7 +70,7 @@ def test_later_steps_change_nothing_in_what_is_saved_and_saves_do_not_overlap(
 
     def seen() -> None:
         # Step 3 is not written yet and its weights have changed since; only now it may go on.
-        assert gate.diary[-1] == "begin 3"
+        wait_until(lambda: gate.diary[-1] == "begin 3", "the save of step 3")
         assert not (tmp_path / "run" / "step00000003").exists()
         gate.open.set()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from olm_data.canonical import digest
+from olm_data.bounded_json import digest
 from olm_data.errors import ValidationError
 from olm_data.storage.store import Store
 from olm_train.checkpoint.manifest import (

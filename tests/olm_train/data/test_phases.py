@@ -12,7 +12,7 @@ from support.small_datasets import mix_datasets, random_shards, write_mixture
 
 from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
-from olm_data.order.phases import Phase
+from olm_data.order.steps import Phase
 from olm_data.rows.reader import RowReader
 from olm_train.data import Batch, DataLoader
 

@@ -55,7 +55,12 @@ print(json.dumps([resident("VmHWM:") - before, estimate]))
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux' /proc")
 @pytest.mark.parametrize(
-    "step", [(1, "float32"), (2, "float32"), (1, "bfloat16")], ids=["fp32", "accumulation", "bf16"]
+    "step",
+    [
+        pytest.param((1, "float32"), id="fp32", marks=pytest.mark.slow),
+        pytest.param((2, "float32"), id="accumulation"),
+        pytest.param((1, "bfloat16"), id="bf16", marks=pytest.mark.slow),
+    ],
 )
 def test_the_estimate_is_within_a_tenth_of_the_resident_peak(step: tuple[Any, ...]) -> None:
     tests = Path(__file__).parents[2]

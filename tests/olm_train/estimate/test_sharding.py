@@ -89,6 +89,7 @@ def test_gradients_that_are_accumulated_are_counted_whole() -> None:
 def test_a_run_takes_the_choice_and_a_dry_run_explains_it(tiny_mixture: Path) -> None:
     values = Values(config_values(tiny_mixture, tiny_mixture.parent / "run"))
     values.override("--parallel=speed")
+    values.override("--train_module.rank_microbatch_size=64")
     values.override("--train_module.dp_config.param_dtype=bfloat16")
     config = RunConfig.resolve(values)
     fitted, why = config.fitted(Machine(world_size=4, nodes=2, memory=10**9))

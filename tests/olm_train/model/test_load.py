@@ -15,7 +15,7 @@ from support.own_parts import ScaledConfig, ScaledDecoder
 from tokenizers import Tokenizer
 
 from olm_data.errors import InputError, UsageError, ValidationError
-from olm_train.generate.command import main
+from olm_train.extensions.generate.command import main
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters

@@ -15,6 +15,7 @@ from olm_data.errors import UsageError
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.compiling import CompileConfig
 
+pytestmark = pytest.mark.xdist_group("activations")  # its fixtures are made once
 LAYERS = 4
 CONFIGS = {
     "none": ActivationCheckpointingConfig(),

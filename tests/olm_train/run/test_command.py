@@ -51,7 +51,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
         "source prose",
         "stage anneal: 2,048 tokens, 64 rows: code 50.00%, prose 50.00%",
         "24 steps of 256 tokens: 6,144 tokens",
-        "1 rank x 4 micro-batches of 64 tokens",
+        "1 rank x 2 micro-batches of 128 tokens",
         "lr at step  4: 3.000e-04",
         "parameters",
         "FLOPs a token",
@@ -74,10 +74,11 @@ def test_dry_run_describes_the_launched_number_of_ranks(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert main([str(config), "--dry-run"]) == 0
+    arguments = [str(config), "--dry-run", "--train_module.rank_microbatch_size=64"]
+    assert main(arguments) == 0
     assert "4 ranks x 1 micro-batch of 64 tokens" in capsys.readouterr().out
     monkeypatch.setenv("RANK", "1")
-    assert main([str(config), "--dry-run"]) == 0
+    assert main(arguments) == 0
     assert capsys.readouterr().out == ""
 
 

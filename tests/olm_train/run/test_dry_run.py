@@ -20,6 +20,9 @@ from olm_train.run.command import main
 from olm_train.run.config import RunConfig
 from olm_train.run.dry_run import Plan, describe, first_rows
 
+FOR_FOUR = "--train_module.rank_microbatch_size=64"
+"""Ranks that share the tiny mixture's batch."""
+
 
 @pytest.fixture
 def config(tiny_mixture: Path, tmp_path: Path) -> Path:
@@ -28,7 +31,7 @@ def config(tiny_mixture: Path, tmp_path: Path) -> Path:
 
 def resolved(lock: Path, tmp_path: Path, *options: str) -> RunConfig:
     values = Values(config_values(lock, tmp_path / "run"))
-    for option in options:
+    for option in (FOR_FOUR, *options):
         values.override(option)
     return RunConfig.resolve(values)
 
@@ -107,7 +110,8 @@ def test_a_70b_model_is_described_without_allocating_it(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert main([str(config), "--dry-run", "--preset=llama3-70b", "--gpu", "h200"]) == 0
+    arguments = [str(config), "--dry-run", FOR_FOUR]
+    assert main([*arguments, "--preset=llama3-70b", "--gpu", "h200"]) == 0
     out = capsys.readouterr().out
     assert "n_layers: 80" in out
     assert "too much: 127 GB are left" in out  # 70B on 4 ranks

@@ -22,9 +22,9 @@ from olm_train.distributed.world import World
 from olm_train.duration import Duration
 from olm_train.estimate.flops import num_flops_per_token
 from olm_train.estimate.memory import block_bytes
+from olm_train.extensions.generate.command import main as generate
 from olm_train.extensions.hf.table import family_of_config
 from olm_train.extensions.hf_export.command import main as export
-from olm_train.generate.command import main as generate
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters

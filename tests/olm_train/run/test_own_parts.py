@@ -25,8 +25,8 @@ from olm_data.config.schema import check_names
 from olm_data.config.values import Values
 from olm_data.errors import UsageError
 from olm_train.distributed.world import World
+from olm_train.extensions.generate.command import main as generate
 from olm_train.extensions.hf_export.command import main as export
-from olm_train.generate.command import main as generate
 from olm_train.model.load import load_saved
 from olm_train.run.config import RunConfig, config_diff
 from olm_train.run.reference import written

@@ -8,7 +8,7 @@ import pytest
 from support.clouds import environment
 from support.service_checks import check_service
 
-from olm_data.storage.services import service
+from olm_data.storage.bucket import service
 
 
 def test_each_request_does_what_it_says(

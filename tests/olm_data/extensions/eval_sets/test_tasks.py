@@ -17,8 +17,14 @@ from support.command import inside
 
 from olm_data.errors import InputError, UsageError
 from olm_data.extensions.eval_sets import tasks
-from olm_data.extensions.eval_sets.licences import UNKNOWN, licence_of
-from olm_data.extensions.eval_sets.tasks import AI2_ROOT, list_ai2, read_ai2, read_jsonl
+from olm_data.extensions.eval_sets.tasks import (
+    AI2_ROOT,
+    UNKNOWN,
+    licence_of,
+    list_ai2,
+    read_ai2,
+    read_jsonl,
+)
 
 
 def row(doc: int, idx: int, context: str, continuation: str, label: object) -> dict[str, object]:

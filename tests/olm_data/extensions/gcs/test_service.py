@@ -9,7 +9,7 @@ from support.clouds import environment
 from support.store_proxy import Exchange, answer, store_proxy
 
 from olm_data.errors import ConflictError
-from olm_data.storage.mark import look, mark, unmark
+from olm_data.storage.lease import look, mark, unmark
 from olm_data.storage.objects import RemoteFailure
 from olm_data.storage.store import Store
 

@@ -9,7 +9,7 @@ import yaml
 from support.hub_stub import HubStub
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.extensions.hub.card import dataset_card
+from olm_data.extensions.hub.datasets import dataset_card
 from olm_data.extensions.hub.push import push
 from olm_data.extensions.stats.count import collect
 

@@ -11,8 +11,8 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import MANIFEST
 from olm_data.errors import InputError, UsageError
 from olm_data.extensions.hub.datasets import Datasets, dataset_parts
+from olm_data.extensions.verify.datasets import verify
 from olm_data.storage.store import Store
-from olm_data.verify.datasets import verify
 
 
 def quiet(what: str, done: int, total: int) -> None:

@@ -16,7 +16,7 @@ from support.tokenizing import digests
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
 from olm_data.extensions.hub.pull import pull
 from olm_data.extensions.hub.push import push
-from olm_data.verify.datasets import verify
+from olm_data.extensions.verify.datasets import verify
 
 BOOKS = "hf://datasets/lab/books"
 

@@ -19,7 +19,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, InputError, StorageError, UsageError, ValidationError
 from olm_data.extensions.hub.pull import pull
 from olm_data.extensions.hub.push import push
-from olm_data.verify.datasets import verify
+from olm_data.extensions.verify.datasets import verify
 
 BOOKS = "hf://datasets/lab/books"
 

@@ -15,8 +15,8 @@ from support.importing import EOS, TEXTS, TOKENIZER, make
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError
+from olm_data.extensions.verify.datasets import verify
 from olm_data.tokenizer.tokenizer import load_tokenizer
-from olm_data.verify.datasets import verify
 
 
 def test_ids_sources_and_lines_of_dolma_are_kept(files: Path, tmp_path: Path) -> None:

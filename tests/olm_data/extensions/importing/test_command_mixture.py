@@ -17,7 +17,7 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 from olm_data.cli import cli
 from olm_data.errors import ConflictError
 from olm_data.extensions.exporting.export import export
-from olm_data.mixture.import_mixture import (
+from olm_data.extensions.importing.mixtures import (
     ForeignSource,
     import_command,
 )

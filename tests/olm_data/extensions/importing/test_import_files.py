@@ -17,10 +17,10 @@ from support.tokenizing import digests
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, InputError, OlmError, UsageError
 from olm_data.extensions.importing.import_files import import_files
+from olm_data.extensions.verify.datasets import verify
 from olm_data.rows.reader import RowReader
 from olm_data.storage.store import Store
 from olm_data.tokenizer.tokenizer import load_tokenizer
-from olm_data.verify.datasets import verify
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -10,7 +10,7 @@ from support.importing import EOS, SETS, make
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError, ValidationError
-from olm_data.verify.datasets import verify
+from olm_data.extensions.verify.datasets import verify
 
 
 def test_what_changes_after_the_import_is_found(files: Path, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from olm_data.extensions.report.evaluations import EvaluationTable, Score, plus_minus, point
 from olm_data.extensions.report.run_view import RunView
 from olm_data.extensions.report.training import TrainedRun, headline, tasks_section
+from olm_data.extensions.watching.watched import EVAL, Measured, WatchedEvaluation
 from olm_data.run_log.log import Evaluation
-from olm_data.run_log.watched import EVAL, Measured, WatchedEvaluation
 from olm_data.storage.store import Store
 
 TASK = {

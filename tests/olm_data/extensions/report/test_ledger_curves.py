@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.ledgers import Piece, write_ledger
 
-from olm_data.extensions.report.ledger_curves import MOST_SOURCES, POINTS, LedgerCurve, LedgerTail
-from olm_data.run_log.ledger import keep_until, ledger_files
+from olm_data.extensions.ledger.files import keep_until, ledger_files
+from olm_data.extensions.report.curves import MOST_SOURCES, POINTS, LedgerCurve, LedgerTail
 
 FOREVER = float("inf")
 

@@ -11,7 +11,7 @@ from support.polling import wait_until
 from olm_data.errors import InputError, StorageError
 from olm_data.extensions.report.remote_run import RemoteRun
 from olm_data.extensions.report.run_view import RunView, open_views
-from olm_data.run_log.ends import End, append_end
+from olm_data.run_log.log import End, append_end
 from olm_data.storage.store import Store
 
 LINE = '{{"step": {0}, "tokens": {0}, "rows": [{0}, {1}], "train/CE loss": 2.0}}\n'

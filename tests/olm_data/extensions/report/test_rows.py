@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.extensions.report.rows import spread
+from olm_data.extensions.report.mixture import spread
 from olm_data.extensions.report.write import write_report
 from olm_data.mixture.lock import Lock
 from olm_data.rows.views import LockRows

@@ -8,8 +8,7 @@ import msgspec
 
 from olm_data.extensions.report.run_events import MOST_EVENTS, events, status
 from olm_data.run_log.bad_steps import BadDocument, BadRow, BadStep
-from olm_data.run_log.ends import End
-from olm_data.run_log.log import Start
+from olm_data.run_log.log import End, Start
 
 
 def start(step: int, time: float, **more: object) -> Start:

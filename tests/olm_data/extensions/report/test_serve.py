@@ -16,15 +16,14 @@ import pytest
 from support.browser import browser, needs_browser
 
 from olm_data.errors import ResourceError
+from olm_data.extensions.ledger.files import Entries, LedgerInfo, LedgerWriter
 from olm_data.extensions.report.run_view import RunView
 from olm_data.extensions.report.serve import Server
 from olm_data.extensions.report.write import write_report
 from olm_data.mixture.lock import Lock
 from olm_data.rows.views import LockRows
 from olm_data.run_log.bad_steps import BadDocument, BadRow, BadStep
-from olm_data.run_log.ends import End, append_end
-from olm_data.run_log.ledger import Entries, LedgerInfo, LedgerWriter
-from olm_data.run_log.log import MetricsWriter, Step
+from olm_data.run_log.log import End, MetricsWriter, Step, append_end
 
 HOSTILE = "<img src=x onerror=document.title='hacked'><script>document.title='hacked'</script>"
 

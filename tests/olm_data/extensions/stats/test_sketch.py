@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.extensions.stats.sketch import Frequent, LogHistogram, Quantiles, TopK
+from olm_data.extensions.stats.count import Frequent, LogHistogram, Quantiles, TopK
 
 lengths = st.lists(st.integers(1, 2**50), max_size=60)
 

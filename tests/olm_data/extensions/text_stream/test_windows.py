@@ -11,9 +11,16 @@ from support.texts import documents_of, write_texts
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError
-from olm_data.extensions.text_stream.documents import Documents, Order, Slot
-from olm_data.extensions.text_stream.open import local_corpus
-from olm_data.extensions.text_stream.windows import State, Window, Windows, row_of
+from olm_data.extensions.text_stream.corpus import local_corpus
+from olm_data.extensions.text_stream.documents import (
+    Documents,
+    Order,
+    Slot,
+    State,
+    Window,
+    Windows,
+    row_of,
+)
 from olm_data.rows.reader import DatasetRows
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 from olm_data.verbs import tokenize

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedR
 
 import olm_train
 from olm_data.errors import UsageError
-from olm_train.data.torch_loader import TorchDataLoader
 from olm_train.distributed.world import World
+from olm_train.extensions.any_model.torch_loader import TorchDataLoader
 from olm_train.extensions.auto.loader import RowLength, dealt, loader_of, micro_batches
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import olm_train
 from olm_data.errors import UsageError
-from olm_train.basic_train_module import BasicTrainModule
+from olm_train.extensions.any_model.train_module import BasicTrainModule
 from olm_train.extensions.auto.module import (
     KNOWN,
     UNIT,

@@ -16,13 +16,12 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from olm_data.errors import UsageError, ValidationError
-from olm_data.extensions.text_stream.documents import Documents, Slot
-from olm_data.extensions.text_stream.windows import State, Windows, row_of
+from olm_data.extensions.text_stream.documents import Documents, Slot, State, Windows, row_of
 from olm_train import LocalTextDataset
 from olm_train.checkpoint.state import from_json, to_json
 from olm_train.data.batch import Batch
-from olm_train.data.torch_loader import TorchDataLoader
 from olm_train.distributed.world import World
+from olm_train.extensions.any_model.torch_loader import TorchDataLoader
 
 LENGTH, SIZES = 24, [7, 30, 12, 3]
 

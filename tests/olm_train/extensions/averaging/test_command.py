@@ -13,8 +13,8 @@ from support.runs import environment, six_steps
 
 from olm_train.extensions.averaging.command import main
 from olm_train.extensions.downstream.command import main as evaluate
+from olm_train.extensions.generate.command import main as generate
 from olm_train.extensions.hf_export.command import main as export
-from olm_train.generate.command import main as generate
 
 
 @pytest.fixture(scope="module")

@@ -19,18 +19,18 @@ from support.eval_requests import make_task
 from support.polling import wait_until
 from support.runs import build_trainer, command, config_values, environment, metrics
 
-from olm_data.run_log.ends import End, append_end, is_over
-from olm_data.run_log.log import Start, append_start
-from olm_data.run_log.watched import read_all_watched
+from olm_data.extensions.watching.watched import read_all_watched
+from olm_data.run_log.log import End, Start, append_end, append_start, is_over
 from olm_data.storage.store import Store
 from olm_train.checkpoint.manifest import complete_folders
 from olm_train.checkpoint.portable import TrainedModel
 from olm_train.extensions.downstream import watched_run
 from olm_train.extensions.downstream.command import main
 from olm_train.extensions.downstream.evaluation import Evaluation
+from olm_train.extensions.downstream.stop import Stop
 from olm_train.extensions.downstream.watched_run import Watch, names_of
-from olm_train.stop import Stop
 
+pytestmark = pytest.mark.xdist_group("watched-run")  # its fixtures are made once
 EVERY = "eval_interval: 2"
 
 

@@ -24,10 +24,10 @@ from olm_data.extensions.eval_sets.build import build
 from olm_data.extensions.eval_sets.tasks import read_jsonl
 from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_train.extensions.downstream.command import main as evaluate
+from olm_train.extensions.generate.loaded import LoadedModel
+from olm_train.extensions.generate.template import ChatTemplate
 from olm_train.extensions.serve.command import Server
 from olm_train.extensions.serve.worker import Worker
-from olm_train.generate.loaded import LoadedModel
-from olm_train.generate.template import ChatTemplate
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("harness")]
 TASKS = ["animals", "texts", "goon"]

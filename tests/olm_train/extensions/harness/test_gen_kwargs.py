@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from olm_data.errors import UsageError
+from olm_train.extensions.generate.sampling import Sampling
 from olm_train.extensions.harness.model import Wishes
-from olm_train.generate.sampling import Sampling
 
 GREEDY = Sampling(temperature=0)
 

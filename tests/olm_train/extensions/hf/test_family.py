@@ -12,9 +12,9 @@ from support.batches import make_batch
 from support.hf_models import MODELS, both, hf_fields, hf_model, hf_tensors, ours_of, theirs_of
 
 from olm_data.errors import InputError
+from olm_train.extensions.generate.runner import CachedRunner
 from olm_train.extensions.hf.family import Family
 from olm_train.extensions.hf.table import GPT2, LLAMA, family_of_hf
-from olm_train.generate.runner import CachedRunner
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.loss import loss_sums

@@ -21,6 +21,7 @@ from olm_train.extensions.hf_export.verify import lengths_of, prove
 from olm_train.model.config import DecoderConfig
 from olm_train.model.rope import YaRNScaling
 
+pytestmark = pytest.mark.xdist_group("export-verify")  # its fixtures are made once
 SIZES: dict[str, Any] = {"vocab_size": 64, "d_model": 16, "n_layers": 2, "n_heads": 2}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.ledgers import Piece, write_ledger
 
-from olm_data.run_log.ledger import ledger_files, read_ledger
+from olm_data.extensions.ledger.files import ledger_files, read_ledger
 from olm_data.storage.store import Store
 from olm_train.extensions.ledger.loss_ledger import LedgerSender, fetch_ledger
 

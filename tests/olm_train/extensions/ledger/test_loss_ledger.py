@@ -14,13 +14,14 @@ from support.distributed import run_ranks
 from support.runs import STEPS, build_trainer, group_world, metrics, run_until, write_config
 
 from olm_data.errors import UsageError
+from olm_data.extensions.ledger.files import ledger_files, read_ledger
 from olm_data.mixture.lock import Lock
 from olm_data.rows.views import LockRows
-from olm_data.run_log.ends import ENDS, read_ends
-from olm_data.run_log.ledger import ledger_files, read_ledger
+from olm_data.run_log.log import ENDS, read_ends
 from olm_data.run_log.metric_names import CE_LOSS, LABELS
 from olm_data.storage.store import Store
 
+pytestmark = pytest.mark.xdist_group("ledger")  # its fixtures are made once
 ON = "--trainer.callbacks.loss_ledger={steps_per_file: 5}"
 Piece = tuple[int, int, str, str, int, int, int, int, int]
 
@@ -149,7 +150,7 @@ def test_two_ranks_write_what_one_does(
 def test_another_micro_batch_writes_the_same(
     tiny_mixture: Path, tmp_path: Path, plain: Path
 ) -> None:
-    build_trainer(tiny_mixture, tmp_path, ON, "--train_module.rank_microbatch_size=128").fit()
+    build_trainer(tiny_mixture, tmp_path, ON, "--train_module.rank_microbatch_size=64").fit()
     close(content(plain), content(tmp_path))
 
 

@@ -19,14 +19,22 @@ def notice(event: Event = Event.spike, step: int = 1) -> Notice:
     return Notice(event=event, run="lab", step=step, text="loss 3.5", time=1.0)
 
 
-def send(url: str, folder: Path, *notices: Notice, most: int = 20, within: float = 20) -> list[str]:
-    """Send messages, and return what was said."""
+def send(
+    url: str,
+    folder: Path,
+    *notices: Notice,
+    most: int = 20,
+    within: float = 20,
+    asked: threading.Event | None = None,
+) -> list[str]:
+    """Send messages, end once a request has come where `asked` is given; return what was said."""
     said: list[str] = []
     sender = Sender(url, SentLog(folder / NOTIFIED), said.append, max_per_hour=most)
     begun = time.monotonic()
     for each in notices:
         sender.put(each)
     assert time.monotonic() - begun < 30  # a request alone hangs for 60
+    assert asked is None or asked.wait(30)
     sender.close(within)
     assert time.monotonic() - begun < within + 30
     assert not any(part in "".join(said) for part in TOKEN.split("/"))
@@ -86,7 +94,7 @@ def test_the_end_waits_no_longer_than_it_may_for_a_webhook_that_hangs(
     how: str, tmp_path: Path
 ) -> None:
     with webhook(how) as hook:
-        said = send(hook.url, tmp_path, notice(), notice(step=2), within=1.0)
+        said = send(hook.url, tmp_path, notice(), notice(step=2), within=1.0, asked=hook.asked)
     for thread in threading.enumerate():
         if thread.name == "olm-notices":
             thread.join()  # its webhook is gone now; that is not told as well

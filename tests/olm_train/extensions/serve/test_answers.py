@@ -11,10 +11,10 @@ from support.tokenizer_kinds import unigram
 from tokenizers import Tokenizer, decoders
 
 from olm_data.errors import ValidationError
+from olm_train.extensions.generate.engine import Request, Scored
 from olm_train.extensions.serve.answers import ChatAnswer, CompletionAnswer
 from olm_train.extensions.serve.protocol import ParsedRequest
 from olm_train.extensions.serve.worker import Piece
-from olm_train.generate.engine import Request, Scored
 
 
 @pytest.fixture(scope="module")

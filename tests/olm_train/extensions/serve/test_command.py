@@ -25,13 +25,13 @@ from support.polling import wait_until
 from support.talking import POSITIONS, save_talker
 
 from olm_data.errors import ResourceError
+from olm_train.extensions.generate.engine import Engine, Generation, Request
+from olm_train.extensions.generate.loaded import LoadedModel
+from olm_train.extensions.generate.runner import Read, Runner
+from olm_train.extensions.generate.sampling import Sampling
+from olm_train.extensions.generate.template import ChatTemplate
 from olm_train.extensions.serve.command import Server
 from olm_train.extensions.serve.worker import Job, Worker
-from olm_train.generate.engine import Engine, Generation, Request
-from olm_train.generate.loaded import LoadedModel
-from olm_train.generate.runner import Read, Runner
-from olm_train.generate.sampling import Sampling
-from olm_train.generate.template import ChatTemplate
 
 pytestmark = pytest.mark.xdist_group("serve")
 

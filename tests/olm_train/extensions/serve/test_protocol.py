@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 
 from olm_data.bounded_json import MalformedJson, decode
 from olm_data.errors import UsageError
+from olm_train.extensions.generate.loaded import PromptIds
+from olm_train.extensions.generate.sampling import MAX_SEED, Sampling
+from olm_train.extensions.generate.template import ChatTemplate
 from olm_train.extensions.serve.protocol import ChatBody, CompletionBody, chat, completion
-from olm_train.generate.loaded import PromptIds
-from olm_train.generate.sampling import MAX_SEED, Sampling
-from olm_train.generate.template import ChatTemplate
 
 
 @pytest.fixture(scope="module")

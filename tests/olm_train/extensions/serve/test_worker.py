@@ -11,12 +11,12 @@ import torch
 from support.talking import save_talker
 
 from olm_data.errors import InputError, ResourceError, UsageError
+from olm_train.extensions.generate.engine import Engine, Request
+from olm_train.extensions.generate.loaded import LoadedModel
+from olm_train.extensions.generate.runner import Read, Runner
+from olm_train.extensions.generate.sampling import Sampling
+from olm_train.extensions.generate.text import TextStream
 from olm_train.extensions.serve.worker import MAX_WAITING, Job, Piece, Worker
-from olm_train.generate.engine import Engine, Request
-from olm_train.generate.loaded import LoadedModel
-from olm_train.generate.runner import Read, Runner
-from olm_train.generate.sampling import Sampling
-from olm_train.generate.text import TextStream
 
 
 @pytest.fixture(scope="module")

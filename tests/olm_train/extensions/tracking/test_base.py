@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from olm_data.run_log.follow import LoggedStep
+from olm_data.extensions.watching.follow import LoggedStep
 from olm_train.extensions.tracking.base import Ending, Tracker, without_secrets
 
 SECRET = "abcdefgh12345678ijklmnop"

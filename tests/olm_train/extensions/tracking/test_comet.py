@@ -10,7 +10,7 @@ from support.comet_stub import CometService
 from support.service_stub import serving
 from support.tracked import MODES, logged, same, trained_beside, write_log
 
-from olm_data.run_log.follow import StepReader
+from olm_data.extensions.watching.follow import StepReader
 from olm_data.run_log.log import keep_until
 from olm_train.callbacks.notice import NotificationSetting
 from olm_train.extensions.tracking.callback import CANCEL_TAGS

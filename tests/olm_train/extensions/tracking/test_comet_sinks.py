@@ -14,7 +14,7 @@ from support.service_stub import serving
 from support.tracked import logged, of_comet, same, write_log
 
 from olm_data.errors import ValidationError
-from olm_data.run_log.follow import StepReader
+from olm_data.extensions.watching.follow import StepReader
 from olm_data.run_log.log import keep_until
 from olm_train.extensions.tracking.base import Tracker
 from olm_train.extensions.tracking.comet import CometCallback

@@ -98,8 +98,8 @@ def test_options_are_those_of_the_run_and_the_command(tmp_path: Path) -> None:
 
 def test_a_dry_run_touches_nothing(tmp_path: Path) -> None:
     write_log(tmp_path / "run", range(1, 4))
-    done = track(tmp_path / "run", "--to", "tensorboard", "--dry-run")
-    assert "3 steps, for tensorboard" in done.stdout
+    words = [str(tmp_path / "run"), "--to", "tensorboard", "--dry-run"]
+    assert "3 steps, for tensorboard" in CliRunner().invoke(main, words).stdout
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
 
 
@@ -114,8 +114,8 @@ def test_a_folder_that_cannot_be_written_to_is_an_error_for_people(tmp_path: Pat
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    done = track(tmp_path, "--to", "tensorboard")
-    assert done.returncode == 4
+    done = CliRunner().invoke(main, [str(tmp_path), "--to", "tensorboard"])
+    assert done.exit_code == 4
     assert "not a run folder" in done.stderr
 
 

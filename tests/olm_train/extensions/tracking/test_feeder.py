@@ -11,9 +11,9 @@ from support.polling import wait_until
 from support.tracked import Sink, evaluated, logged, write_log
 
 from olm_data.errors import ConflictError
-from olm_data.run_log.follow import LoggedStep
+from olm_data.extensions.watching.follow import LoggedStep
+from olm_data.extensions.watching.watched import EVAL
 from olm_data.run_log.log import Evaluation, MetricsWriter, keep_until
-from olm_data.run_log.watched import EVAL
 from olm_train.extensions.tracking.base import Ending, Level, Tracker
 from olm_train.extensions.tracking.feeder import Feeder, is_behind, read_tracked
 

@@ -10,7 +10,7 @@ import pytest
 from support.polling import wait_until
 from support.tracked import of_wandb, write_log
 
-from olm_data.run_log.follow import StepReader
+from olm_data.extensions.watching.follow import StepReader
 from olm_train.extensions.tracking import wandb as client
 from olm_train.extensions.tracking.wandb import WandBCallback
 

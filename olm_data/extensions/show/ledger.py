@@ -1,0 +1,297 @@
+"""What the loss ledger of a run says of a step, and of a document.
+
+    ledger files -> StepLosses      what made a step's loss higher than its sources' is
+                 -> DocumentLosses  what a document cost each time it was seen
+
+Losses are nats a label. The excess of a piece is its nats beyond what its source's mean would give
+for as many labels: the excesses of a step add up to how far it is above its sources.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from olm_data import printing
+from olm_data.counts import counted
+from olm_data.errors import InputError, UsageError, printable, suggest
+from olm_data.extensions.ledger.files import LEDGER, LedgerFile, ledger_files, read_ledger
+from olm_data.printing import Excess, Loss
+
+BEFORE = 20
+"""Steps before a step whose mean it is compared with."""
+
+
+class SourceLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """Pieces of a source in a step.
+
+    Attributes:
+        usual: its mean in the `BEFORE` steps before, None where it was not seen there.
+        excess: nats beyond that mean.
+    """
+
+    source: str
+    labels: int
+    loss: Loss
+    usual: Loss | None
+    excess: Excess
+
+
+class PieceLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a document as it was trained.
+
+    Attributes:
+        address: of the document, as `olm-data show document LOCK` takes it.
+        start, stop: tokens of the document.
+        usual, excess: as of its source.
+    """
+
+    step: int
+    row: int
+    address: str
+    shard: str
+    start: int
+    stop: int
+    epoch: int
+    labels: int
+    loss: Loss
+    usual: Loss | None
+    excess: Excess
+
+
+class StepLosses(msgspec.Struct, frozen=True, kw_only=True):
+    """A step: its loss, and the sources and pieces that raised it most, first.
+
+    Attributes:
+        ranks, world_size: ranks whose pieces are there, of how many.
+        not_finite: pieces whose loss is NaN or infinite; they come first.
+    """
+
+    step: int
+    ranks: int
+    world_size: int
+    pieces: int
+    labels: int
+    loss: float
+    not_finite: int
+    sources: list[SourceLoss]
+    top: list[PieceLoss]
+
+    def lines(self) -> list[str]:
+        """Return the step for people: its sources, then the pieces that raised it most."""
+        ranks = f"note: of {self.world_size:,} ranks the ledger has {self.ranks:,}"
+        columns = ("source", "labels", "loss", "usual", "excess=excess nats")
+        return [
+            f"step {self.step:,}: loss {self.loss:.4f} over {self.labels:,} labels in "
+            f"{counted(self.pieces, 'piece')} of documents",
+            *[ranks] * (self.ranks < self.world_size),
+            *not_finite(self.not_finite),
+            *("", *printing.table(self.sources, *columns)),
+            *("", *printing.table(self.top, *_PIECE)),
+        ]
+
+
+class DocumentLosses(msgspec.Struct, frozen=True, kw_only=True):
+    """Each piece of a document in the order of the run; `usual` is its source's in those steps."""
+
+    address: str
+    pieces: list[PieceLoss]
+
+    def lines(self) -> list[str]:
+        """Return for people what it cost each time it was seen."""
+        head = f"{self.address}: seen in {counted(len(self.pieces), 'piece')}"
+        return [head, "", *printing.table(self.pieces, *_PIECE)]
+
+
+_PIECE = (
+    *("address=document", "start", "stop", "labels"),
+    *("loss", "usual", "excess", "step", "row", "epoch"),
+)
+
+
+def not_finite(pieces: int) -> list[str]:
+    """Return a note on pieces whose loss is not finite; [] without one."""
+    return [f"note: {counted(pieces, 'piece')} with a loss that is not finite"] * (pieces > 0)
+
+
+def show_step_losses(folder: Path, step: int, most: int, source: str | None = None) -> StepLosses:
+    """Return what made the loss of step `step` (from 1); `most` pieces, of one source if given.
+
+    Raises:
+        InputError: the run has no ledger.
+        UsageError: the ledger has no such step, or no such source in it.
+        ValidationError: a file is not one that a run writes.
+    """
+    usual = _usual(folder, step)
+    tables, ranks, world = [], set(), 0
+    for info, table in read_ledger(folder, step=step):
+        found = table.filter(pc.equal(table["step"], step))
+        if found.num_rows:
+            tables.append(found)
+            ranks.add(info.rank)
+            world = info.world_size
+    if not tables:
+        raise no_step(folder, step)
+    table = pa.concat_tables(tables).unify_dictionaries()
+    if source is not None:
+        table = _of_source(table, source)
+    pieces = sorted(_pieces(table, usual), key=_rank)
+    finite = [piece for piece in pieces if math.isfinite(piece.loss)]
+    labels = sum(piece.labels for piece in finite)
+    names = sorted({piece.address.partition(":")[0] for piece in finite})
+    sources = [_source(name, finite, usual.get(name)) for name in names]
+    return StepLosses(
+        step=step,
+        ranks=len(ranks),
+        world_size=world,
+        pieces=len(pieces),
+        labels=labels,
+        loss=mean_loss(math.fsum(p.loss * p.labels for p in finite), labels),
+        not_finite=len(pieces) - len(finite),
+        sources=sorted(sources, key=lambda one: -one.excess),
+        top=pieces[:most],
+    )
+
+
+def show_document_losses(folder: Path, address: str) -> DocumentLosses:
+    """Return what the document `SOURCE:NUMBER` cost each time it was seen.
+
+    Raises:
+        InputError: the run has no ledger.
+        UsageError: it is no such address, or the document was not seen.
+        ValidationError: a file is not one that a run writes.
+    """
+    source, colon, number = address.rpartition(":")
+    if not colon or not number.isdecimal():
+        raise UsageError(
+            f"'{printable(address)}' is not the address of a document in a mixture",
+            where="--document",
+            fix="write SOURCE:NUMBER, for example web:17",
+        )
+    check_ledger(folder)
+    pieces = []
+    for _, table in read_ledger(folder):
+        mine = pc.equal(table["source"].cast(pa.string()), source)
+        step = table["step"]
+        found = table.filter(pc.and_(mine, pc.equal(table["document"], int(number))))
+        if not found.num_rows:
+            continue
+        for each in sorted(set(found["step"].to_pylist())):
+            peers = _sums(table.filter(pc.and_(mine, pc.equal(step, each))))
+            usual = {source: mean_loss(*peers)}
+            pieces += _pieces(found.filter(pc.equal(found["step"], each)), usual)
+    if not pieces:
+        raise UsageError(
+            f"the ledger has no piece of '{printable(address)}'",
+            where=str(folder / LEDGER),
+            fix="see when it is due: olm-data show document LOCK ADDRESS --run RUN",
+        )
+    pieces.sort(key=lambda piece: (piece.step, piece.row, piece.start))
+    return DocumentLosses(address=address, pieces=pieces)
+
+
+def check_ledger(folder: Path) -> None:
+    """Raise InputError where a run has no ledger."""
+    if not ledger_files(folder):
+        raise InputError(
+            "the run has no loss ledger",
+            where=str(folder / LEDGER),
+            fix="train with trainer.callbacks.loss_ledger: {} to have one",
+        )
+
+
+def _usual(folder: Path, step: int) -> dict[str, float]:
+    """Return the mean loss of each source in the steps before `step`."""
+    check_ledger(folder)
+    sums: dict[str, tuple[float, int]] = {}
+    for table in _between(folder, step - BEFORE, step):
+        for name in pc.unique(table["source"].cast(pa.string())).to_pylist():
+            nats, labels = _sums(table.filter(pc.equal(table["source"].cast(pa.string()), name)))
+            before = sums.get(name, (0.0, 0))
+            sums[name] = before[0] + nats, before[1] + labels
+    return {name: mean_loss(*each) for name, each in sums.items() if each[1]}
+
+
+def _between(folder: Path, first: int, stop: int) -> Iterator[pa.Table]:
+    """Yield the pieces of steps [first, stop), file by file."""
+    by_rank: dict[int, list[LedgerFile]] = {}
+    for file in ledger_files(folder):
+        by_rank.setdefault(file.rank, []).append(file)
+    for files in by_rank.values():
+        for file, following in zip(files, [*files[1:], None], strict=True):
+            if file.first < stop and (following is None or following.first > first):
+                _, table = file.read()
+                step = table["step"]
+                yield table.filter(pc.and_(pc.greater_equal(step, first), pc.less(step, stop)))
+
+
+def _of_source(table: pa.Table, source: str) -> pa.Table:
+    names = pc.unique(table["source"].cast(pa.string())).to_pylist()
+    if source not in names:
+        raise UsageError(f"the step has no source {source!r}", fix=suggest(source, names))
+    return table.filter(pc.equal(table["source"].cast(pa.string()), source))
+
+
+def _pieces(table: pa.Table, usual: dict[str, float]) -> list[PieceLoss]:
+    found = []
+    for line in table.to_pylist():
+        mean, labels = usual.get(line["source"]), line["tokens"]
+        found.append(
+            PieceLoss(
+                step=line["step"],
+                row=line["row"],
+                address=f"{line['source']}:{line['document']}",
+                shard=line["shard"],
+                start=line["start"],
+                stop=line["stop"],
+                epoch=line["epoch"],
+                labels=labels,
+                loss=line["nats"] / labels,
+                usual=mean,
+                excess=line["nats"] - (mean or 0.0) * labels,
+            )
+        )
+    return found
+
+
+def _rank(piece: PieceLoss) -> tuple[bool, float]:
+    """Order pieces by what they add, those that are not finite first."""
+    finite = math.isfinite(piece.loss)
+    return finite, -piece.excess if finite else 0.0
+
+
+def _source(name: str, pieces: Sequence[PieceLoss], usual: float | None) -> SourceLoss:
+    mine = [piece for piece in pieces if piece.address.partition(":")[0] == name]
+    labels = sum(piece.labels for piece in mine)
+    return SourceLoss(
+        source=name,
+        labels=labels,
+        loss=mean_loss(math.fsum(piece.loss * piece.labels for piece in mine), labels),
+        usual=usual,
+        excess=math.fsum(piece.excess for piece in mine),
+    )
+
+
+def _sums(table: pa.Table) -> tuple[float, int]:
+    """Return nats and labels of the pieces that have a finite loss."""
+    table = table.filter(pc.is_finite(table["nats"]))
+    return pc.sum(table["nats"]).as_py() or 0.0, pc.sum(table["tokens"]).as_py() or 0
+
+
+def mean_loss(nats: float, labels: int) -> float:
+    """Return nats a label; NaN without labels."""
+    return nats / labels if labels else math.nan
+
+
+def no_step(folder: Path, step: int) -> UsageError:
+    """Return the error for a step that is not in a ledger."""
+    return UsageError(
+        f"the ledger has no step {step:,}",
+        where=str(folder / LEDGER),
+        fix="olm-data show ledger RUN says which it has",
+    )

@@ -1,0 +1,261 @@
+"""What a step of a run saw, or will see: its rows, in the order they are dealt out to ranks.
+
+    rows of a lock, step -> Steps.rows -> LockRows.view, row by row -> StepView
+
+Steps are counted from 1, as a run's log does. Everything is computed from the lock and the
+datasets; there is no index.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from olm_data.errors import UsageError, ValidationError
+from olm_data.order.steps import Range, Split, Steps, StepSizes, order_digest, rows_of_tokens
+from olm_data.rows.views import LockRows, RowView
+from olm_data.run_log.log import METRICS
+from olm_data.run_log.run_folder import Run
+
+TRAINED, TO_COME = "trained", "to come"
+NOT_TAKEN = "not taken"
+"""Of a step that left the weights as they were: its loss or gradient was a spike, or not finite."""
+
+
+class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is told of a run's steps: the folder of the run, or the sizes themselves.
+
+    Attributes:
+        run: folder that says the sizes, the rows skipped and what is past.
+        global_batch: tokens of a step.
+        skip: rows left out, `FIRST:END` each.
+        world: ranks.
+        micro_batch_size: tokens of a micro-batch of a rank.
+    """
+
+    run: str | None = None
+    global_batch: int | None = None
+    skip: tuple[str, ...] = ()
+    world: int | None = None
+    micro_batch_size: int | None = None
+
+
+class Batches:
+    """The steps of a lock at some batch sizes, and how they are dealt out.
+
+    Args:
+        rows: of the lock.
+        batch_sizes: tokens of each step.
+        world_size: ranks, None if it does not matter.
+        microbatch_size: tokens of a micro-batch of a rank, None if it does not matter.
+        skip: ranges of rows left out.
+        run: the run whose log says what is past.
+
+    Raises:
+        UsageError: sizes that are no multiple of the sequence length, or malformed ranges.
+    """
+
+    def __init__(
+        self,
+        rows: LockRows,
+        *,
+        batch_sizes: StepSizes,
+        world_size: int | None = None,
+        microbatch_size: int | None = None,
+        skip: Sequence[Range] = (),
+        run: Run | None = None,
+    ) -> None:
+        self.rows, self.run, self.batch_sizes = rows, run, batch_sizes
+        length = rows.lock.sequence_length
+        self.steps = Steps(rows.total, batch_sizes.per(length), skip)
+        self._world_size, self._microbatch_rows = world_size, None
+        if world_size is not None and microbatch_size is not None:
+            self._microbatch_rows = rows_of_tokens("the micro-batch", microbatch_size, length)
+
+    @classmethod
+    def of(cls, rows: LockRows, options: StepOptions) -> Batches | None:
+        """Return the steps that the options describe; None where they describe none.
+
+        Raises:
+            UsageError: an option lacks another, or a range of rows is malformed.
+            InputError, ValidationError: the run cannot be read.
+        """
+        world, microbatch = options.world, options.micro_batch_size
+        if microbatch is not None and world is None:
+            raise needs("--micro-batch-size", "--world")
+        if options.run is not None:
+            run = Run.read(options.run)
+            sizes, skip = run.batch_sizes, run.skip()
+            microbatch = microbatch or run.microbatch_size
+        elif options.global_batch is not None:
+            run, sizes = None, StepSizes.constant(options.global_batch)
+            skip = tuple(map(_range, options.skip))
+        elif options.skip or world:
+            raise unknown_size("--skip" if options.skip else "--world")
+        else:
+            return None
+        return cls(
+            rows,
+            batch_sizes=sizes,
+            world_size=world,
+            microbatch_size=microbatch,
+            skip=skip,
+            run=run,
+        )
+
+    def state(self, step: int) -> str | None:
+        """Return what became of step `step` (from 1); None without a run."""
+        if self.run is None:
+            return None
+        if step > self.run.last_step:
+            return TO_COME
+        return NOT_TAKEN if step in self.run.not_taken else TRAINED
+
+    def split(self, step: int) -> Split | None:
+        """Return how step `step` (from 1) is dealt out; None where no world size is known.
+
+        Raises:
+            UsageError: the step does not divide so.
+        """
+        if self._world_size is None:
+            return None
+        return Split(
+            step_rows=self.steps.sizes.size(step - 1),
+            world_size=self._world_size,
+            microbatch_rows=self._microbatch_rows,
+        )
+
+    def rank_of(self, step: int, position: int) -> tuple[int | UnsetType, int | UnsetType]:
+        """Return the rank and the micro-batch, as far as known, of a row of a step (from 1).
+
+        Args:
+            position: of the row in the step.
+
+        Raises:
+            UsageError: the step does not divide so.
+        """
+        split = self.split(step)
+        if split is None:
+            return UNSET, UNSET
+        rank, microbatch = split.rank_of(position)
+        return rank, UNSET if split.microbatch_rows is None else microbatch
+
+    def sources(self, step: int) -> dict[tuple[str, str], int]:
+        """Return the number of rows of a step (from 1) by their stage and source."""
+        lock, origin = self.rows.lock, self.rows.schedule.locate(self.steps.rows(step - 1))
+        pairs = zip(origin.stage.tolist(), origin.source.tolist(), strict=True)
+        return {
+            (lock.stages[stage].name, lock.sources[source].name): count
+            for (stage, source), count in sorted(Counter(pairs).items())
+        }
+
+
+class StepView(msgspec.Struct, frozen=True, kw_only=True):
+    """A step, or a part of it.
+
+    Attributes:
+        step: its number, from 1.
+        state: `trained`, `not taken`, `to come`, or None where no run was given.
+        order: digest of the rows of the whole step.
+        rows_of_step: how many rows the whole step has.
+        rows: views of those shown, made one by one as they are asked for.
+    """
+
+    step: int
+    state: str | None
+    order: str
+    rows_of_step: int
+    rows: Iterator[RowView]
+
+
+def show_step(
+    batches: Batches,
+    step: int,
+    *,
+    rank: int | None = None,
+    microbatch: int | None = None,
+    most: int | None = None,
+) -> StepView:
+    """Return what step `step` (from 1) saw or will see.
+
+    Args:
+        rank, microbatch: only the rows of one rank, of one of its micro-batches.
+        most: rows at most.
+
+    Raises:
+        UsageError: there is no such step, rank or micro-batch.
+        ValidationError: the run's log says that the step was made of other rows.
+    """
+    rows = batches.steps.rows(step - 1)
+    order = order_digest(batches.rows.lock.digest, rows)
+    _check_log(batches, step, order)
+    positions: Sequence[int] = range(len(rows))
+    if rank is not None:
+        split = batches.split(step)
+        if split is None:
+            raise needs("--rank", "--world")
+        if microbatch is not None and split.microbatch_rows is None:
+            raise UsageError(
+                "--micro-batch needs the size of one",
+                fix="add --run RUN, or --micro-batch-size TOKENS "
+                "(train_module.rank_microbatch_size)",
+            )
+        positions = split.positions(rank, microbatch)
+    elif microbatch is not None:
+        raise needs("--micro-batch", "--rank")
+    return StepView(
+        step=step,
+        state=batches.state(step),
+        order=order,
+        rows_of_step=len(rows),
+        rows=(_row(batches, step, at, int(rows[at])) for at in positions[:most]),
+    )
+
+
+def _row(batches: Batches, step: int, position: int, row: int) -> RowView:
+    rank, microbatch = batches.rank_of(step, position)
+    view = batches.rows.view(row)
+    return msgspec.structs.replace(view, row_of_step=position, rank=rank, micro_batch=microbatch)
+
+
+def needs(option: str, other: str) -> UsageError:
+    """Return the error for an option that has no effect without another."""
+    return UsageError(f"{option} needs {other}", fix=f"add {other} N")
+
+
+def unknown_size(where: str) -> UsageError:
+    """Return the error for steps of no known size."""
+    return UsageError(
+        "the size of a step is not known",
+        where=where,
+        fix="add --run RUN, or --global-batch TOKENS (data_loader.global_batch_size)",
+    )
+
+
+def _range(text: str) -> Range:
+    first, _, end = text.partition(":")
+    if not (first.isdecimal() and end.isdecimal()):
+        raise UsageError(
+            f"{text!r} is not a range of rows",
+            where="--skip",
+            fix="write FIRST:END, for example --skip 4096:8192",
+        )
+    return int(first), int(end)
+
+
+def _check_log(batches: Batches, step: int, order: str) -> None:
+    """Refuse to show a trained step that the log says was made of something else."""
+    if batches.run is None:
+        return
+    for logged in batches.run.steps:
+        if logged.step == step and logged.order not in (None, order):
+            raise ValidationError(
+                f"step {step:,} of the run was not made of these rows",
+                where=f"{batches.run.folder / METRICS}, line {logged.line}",
+                why=f"its order digest is {logged.order}; this lock gives {order}",
+                fix="give the lock the run was trained with; olm-data verify RUN checks all of "
+                "the log",
+            )

@@ -1,0 +1,5 @@
+"""A byte-level BPE tokenizer of one's own text: `olm-data train-tokenizer`."""
+
+COMMANDS = {
+    "train-tokenizer": ("Text to tokens", "Train a byte-level BPE tokenizer on your text."),
+}

@@ -1,0 +1,1 @@
+"""The log of a run, read while it grows: by pages, trackers and evaluations beside it."""

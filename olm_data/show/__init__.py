@@ -1,1 +1,0 @@
-"""Documents, rows and steps shown to people, decoded and with their origin."""

@@ -1,1 +1,0 @@
-"""Proof that a dataset is what its digests say."""

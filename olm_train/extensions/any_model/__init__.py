@@ -1,0 +1,1 @@
+"""Trains any `nn.Module` on the batches of any data loader of torch."""

@@ -1,0 +1,1 @@
+"""Traces of chosen steps, and what each was spent on."""

@@ -1,6 +1,0 @@
-"""`torchrun -m olm_train.generate`: `olm-train generate`, a process a rank. See `command.py`."""
-
-from olm_train.cli import main
-
-if __name__ == "__main__":
-    main("generate")

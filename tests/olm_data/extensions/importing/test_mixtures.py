@@ -1,0 +1,117 @@
+"""Promises of imported mixtures: exact weights, caps and files of the other, or a refusal."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from support.importing import OLMO
+from support.stand_in import parse_mixture
+
+from olm_data.errors import UsageError
+from olm_data.extensions.importing.mixtures import (
+    ForeignSource,
+    import_command,
+    manifest_text,
+    read_mixture_file,
+)
+
+
+def manifest(raw: bytes, tokens: int | None = None) -> str:
+    return manifest_text(
+        read_mixture_file(raw, "f"), origin="f", sequence_length=64, tokens=tokens, data="./tokens"
+    )
+
+
+def test_an_olmo_core_source_list_becomes_a_manifest_with_exact_numbers() -> None:
+    text = manifest(OLMO, 10**9)
+    mixture = parse_mixture(text)
+    assert {s.name: (s.data, s.max_epochs) for s in mixture.sources} == {
+        "reddit-high": ("./tokens/reddit-high", Fraction(5, 4)),
+        "web": ("./tokens/web", 1),
+    }
+    assert mixture.stages[0].tokens == 10**9
+    assert mixture.stages[0].shares == {
+        "reddit-high": Fraction("0.18273684787"),
+        "web": Fraction("0.81726315213"),
+    }
+    assert "# weka://bucket/reddit/**/*.npy" in text
+
+
+def test_a_whole_olmo_core_mixture_config_says_tokens_and_seed() -> None:
+    lines = OLMO.decode().replace("\n", "\n  ")
+    text = manifest(f"source_list:\n  {lines}\nrequested_tokens: 5000\nseed: 42\n".encode())
+    assert parse_mixture(text).stages[0].tokens == 5000
+    assert parse_mixture(text).seed == 42
+
+
+@pytest.mark.parametrize(
+    "blend",
+    [
+        b"0.3 /data/web_text_document 0.7 /data/code_text_document",
+        b"--data-path 0.3 /data/web_text_document \\\n 0.7 /data/code_text_document\n",
+        b'{"train": ["0.3", "/data/web_text_document", "0.7", "/data/code_text_document"]}',
+        b'{"train": [0.3, "/data/web_text_document", 0.7, "/data/code_text_document"]}',
+        b"30 /data/web_text_document\n70 /data/code_text_document\n",
+    ],
+)
+def test_a_megatron_blend_becomes_a_manifest_with_its_weights(blend: bytes) -> None:
+    mixture = parse_mixture(manifest(blend, 1000))
+    assert mixture.stages[0].shares == {"web": Fraction(3, 10), "code": Fraction(7, 10)}
+
+
+def test_a_blend_without_weights_goes_once_through_each_source() -> None:
+    mixture = parse_mixture(manifest(b"/a/web_text_document /b/web_text_document /c/code"))
+    assert mixture.stages[0].epochs == {"a-web": 1, "b-web": 1, "code": 1}
+    with pytest.raises(UsageError, match="sizes decide"):
+        manifest(b"/a/web /c/code", 1000)
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"", "empty"),
+        (b"0.5 /a x /b", "not numbers"),
+        (b"1 /a 1 /a", "two sources"),
+        (b"-1 /a 1 /b", "negative"),
+        (b"1 /a 1 /b", "how many tokens"),
+        (OLMO.replace(b"paths", b"path"), "unknown field sources[0].path"),
+        (OLMO.replace(b": web", b": reddit_high").replace(b"t:h", b"t_h"), "two sources"),
+        (OLMO.replace(b".5\n", b".5x\n"), "is a number, not"),
+        (b"source: 1\n", "a list `sources`"),
+    ],
+)
+def test_what_has_no_exact_meaning_is_refused(raw: bytes, says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        manifest(raw)
+    assert says in str(error.value)
+
+
+def command_of(*paths: str, **options: str) -> str | None:
+    given = {"data": "./tokens", "output": "m.yaml", "tokenizer": "gpt2", "dtype": "uint16"}
+    source = ForeignSource("web", Fraction(1), paths, None)
+    return import_command(source, **(given | options))
+
+
+@pytest.mark.parametrize(
+    ("path", "argument"),
+    [
+        ("/d/a.npy", "/d/a.npy"),
+        ("/d/a b.npy", "'/d/a b.npy'"),
+        ("/d x/part-*.npy", "'/d x/part-'*.npy"),
+        ("/d/$(touch x)/[01]?.npy", "'/d/$(touch x)/'[01]?.npy"),
+        ("/d/**/*.npy", "/d/"),
+        ("s3://b/d/**/*.npy", "s3://b/d/"),
+        ("s3://b/d/*.npy", "s3://b/d/"),
+    ],
+)
+def test_d8_paths_and_patterns_are_spelled_for_a_shell(path: str, argument: str) -> None:
+    found = command_of(path)
+    assert found == (
+        f"olm-data import {argument} --tokenizer gpt2 --dtype uint16 --output ./tokens/web"
+    )
+
+
+@pytest.mark.parametrize("path", ["https://b/a.npy", "s3://b/*/a.npy", "/d/**/a.npy", "weka://x/a"])
+def test_d8_what_import_cannot_take_gets_no_command(path: str) -> None:
+    assert command_of("/d/a.npy", path) is None

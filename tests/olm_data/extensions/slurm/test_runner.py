@@ -1,0 +1,211 @@
+"""The Slurm runner, on a real cluster: the bytes of a local run, and nothing left behind."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command import arguments, environment
+from support.slurm import MAX_ARRAY_SIZE, Cluster
+from support.tokenizing import digests, make_dataset, texts, write_jsonl
+
+from olm_data.dataset.plan import parse_tasks
+from olm_data.errors import ConflictError, InputError, ResourceError, UsageError
+from olm_data.extensions.slurm import slurm_commands
+from olm_data.extensions.slurm.runner import SlurmRunner, array_elements, array_name, batch_script
+from olm_data.storage.store import Store
+
+pytestmark = pytest.mark.xdist_group("slurm")
+
+HELD = ("--runner", "slurm", "--slurm", "hold")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "a.jsonl", texts(120))
+
+
+def command(source: Path, tokenizer: Path, output: Path, *more: str) -> list[str]:
+    """Return a tokenise command for `source`, cut into a few tasks."""
+    words = (
+        "--tokenizer",
+        tokenizer,
+        "--output",
+        output,
+        "--encoder",
+        "hf",
+        "--shard-tokens",
+        1000,
+    )
+    return arguments("tokenize", source, *map(str, words), *more)
+
+
+def start(words: list[str], folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        words,
+        cwd=folder,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def read_until(process: subprocess.Popen[str], words: str) -> str:
+    """Read the standard error of a process until a line with `words`; return that line."""
+    assert process.stderr is not None
+    seen = ""
+    for line in process.stderr:
+        seen += line
+        if words in line:
+            return line
+    raise AssertionError(f"{words!r} was never said: {seen}")
+
+
+# --- on a cluster ------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_more_tasks_than_an_array_may_have_give_the_bytes_of_a_local_run(
+    slurm: Cluster, source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    log = io.StringIO()
+    options: dict[str, Any] = {"shard_tokens": 300, "holdout": "1/8", "log": log}
+    whole = make_dataset([source], tiny_tokenizer, tmp_path / "whole", **options)
+    runner = SlurmRunner(4, options=["time=5"], logs=tmp_path / "logs")
+    made = make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=runner, **options)
+    assert len(made.manifest.shards) > MAX_ARRAY_SIZE
+    assert f"in {MAX_ARRAY_SIZE} elements" in log.getvalue()
+    assert made.manifest.digest == whole.manifest.digest
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+    assert (made.documents_now, made.tokens_now) == (whole.documents_now, whole.tokens_now)
+    assert len(list((tmp_path / "logs").iterdir())) == MAX_ARRAY_SIZE
+
+
+@pytest.mark.slow
+def test_a_command_that_was_killed_leaves_its_array_and_the_next_one_follows_it(
+    slurm: Cluster, source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    words = command(source, tiny_tokenizer, tmp_path / "out", *HELD)
+    first = start(words, tmp_path)
+    job = read_until(first, "Slurm job").split()[2].rstrip(":")
+    first.kill()
+    first.communicate()
+    second = start(words, tmp_path)
+    assert f"Slurm job {job} " in read_until(second, "following it")
+    slurm.run("scontrol", "release", job)
+    _, said = second.communicate()
+    assert second.returncode == 0, said
+    assert "Slurm job" not in said.replace(f"Slurm job {job} waits", "")  # none was submitted
+    make_dataset([source], tiny_tokenizer, tmp_path / "whole", shard_tokens=1000)
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+
+
+def test_an_interrupted_command_cancels_its_array(
+    slurm: Cluster, source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    parent = start(command(source, tiny_tokenizer, tmp_path / "out", *HELD), tmp_path)
+    read_until(parent, "waits: JobHeldUser")
+    parent.send_signal(signal.SIGINT)
+    _, said = parent.communicate()
+    assert parent.returncode == 130
+    assert "cancelled Slurm job" in said
+    assert slurm.run("squeue", "-h") == ""
+
+
+def test_an_error_of_a_task_comes_back_and_ends_the_array(
+    slurm: Cluster, source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    class Spoil(SlurmRunner):
+        def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
+            source.write_bytes(source.read_bytes()[:-100])
+            super().run(job, tasks, total, **callbacks)
+
+    runner = Spoil(1, logs=tmp_path / "logs")
+    with pytest.raises(InputError, match="changed while it was being read") as caught:
+        make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=runner, shard_tokens=4000)
+    assert caught.value.where == "a.jsonl"
+    slurm.run("scontrol", "ping")
+    assert "PENDING" not in slurm.run("squeue", "-h", "-o", "%T")
+
+
+def test_jobs_that_end_without_a_task_done_are_an_error_with_their_log(
+    slurm: Cluster,
+    source: Path,
+    tiny_tokenizer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = tmp_path / "broken python"
+    broken.write_text("#!/bin/sh\necho 'no such environment on this node'\nexit 1\n")
+    broken.chmod(0o755)
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "executable", str(broken))
+    runner = SlurmRunner(1, logs=tmp_path / "logs", retries=1)
+    with pytest.raises(ResourceError, match="ended the job of task 0 2 times") as caught:
+        make_dataset(
+            [source], tiny_tokenizer, tmp_path / "out", runner=runner, shard_tokens=4000, log=log
+        )
+    assert log.getvalue().count("trying them again") == 1
+    assert "no such environment" in str(caught.value.why)
+    assert str(tmp_path / "logs") in str(caught.value.where)
+
+
+def test_what_slurm_refuses_is_said_in_its_words(
+    slurm: Cluster, source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    runner = SlurmRunner(1, options=["partition=nowhere"], logs=tmp_path / "logs")
+    with pytest.raises(UsageError, match="refused") as caught:
+        make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=runner)
+    assert "partition" in str(caught.value.why)
+
+
+def test_an_array_of_other_work_on_the_same_output_is_a_conflict(
+    slurm: Cluster, source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    class Rival(SlurmRunner):
+        def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
+            other = array_name(job).rsplit("-", 1)[0] + "-0123456789ab"
+            slurm_commands.submit("#!/bin/sh\n", ["--hold", f"--job-name={other}"])
+            super().run(job, tasks, total, **callbacks)
+
+    with pytest.raises(ConflictError, match="another run") as caught:
+        make_dataset(
+            [source], tiny_tokenizer, tmp_path / "out", runner=Rival(1, logs=tmp_path / "logs")
+        )
+    assert "scancel" in str(caught.value.fix)
+
+
+# --- without one -------------------------------------------------------------------------------
+
+
+def test_without_slurm_the_command_says_what_is_missing(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ResourceError, match="there is no squeue on this machine"):
+        make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=SlurmRunner(1))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "workers", "largest", "elements"),
+    [(100_000, 64, 1001, 256), (100_000, 1000, 1001, 1001), (3, 64, 1001, 3), (5, 1, 10_000, 4)],
+)
+def test_an_array_has_no_more_elements_than_tasks_than_allowed_or_than_useful(
+    tasks: int, workers: int, largest: int, elements: int
+) -> None:
+    assert array_elements(tasks, workers, largest) == elements
+
+
+def test_the_script_of_a_hundred_thousand_tasks_is_as_long_as_that_of_one(tmp_path: Path) -> None:
+    script = batch_script("/a folder/it's", "tasks-0", 256)
+    assert len(script) < 1000
+    assert "'/a folder/it'\"'\"'s'" in script
+    spelled = ",".join(str(task) for task in range(0, 200_000, 2)).encode()
+    Store(tmp_path / "run").put("tasks-0", spelled)
+    assert len(parse_tasks(spelled.decode())) == 100_000

@@ -1,0 +1,120 @@
+"""Sampling: each wish has its effect, on its own row only; a seed alone decides a draw."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from olm_data.errors import UsageError
+from olm_train.extensions.generate.sampling import Sampling, choose, probabilities, uniform
+
+LOGITS = torch.tensor([[0.0, 1.0, 0.9, -1.0, 1.0]])
+
+
+def shares(logits: torch.Tensor = LOGITS, **wish: float) -> list[float]:
+    found = probabilities(logits.clone(), [Sampling(**wish)])[0]  # type: ignore[arg-type]
+    return [round(value, 4) for value in (found / found.sum()).tolist()]
+
+
+def softmax(*values: float) -> list[float]:
+    return [round(v, 4) for v in torch.tensor(values, dtype=torch.float64).softmax(-1).tolist()]
+
+
+INF = math.inf
+
+
+def test_each_option_leaves_out_what_it_says() -> None:
+    assert shares() == softmax(0, 1, 0.9, -1, 1)
+    assert shares(temperature=2.0) == softmax(0, 0.5, 0.45, -0.5, 0.5)
+    assert shares(top_k=3) == softmax(-INF, 1, 0.9, -INF, 1)
+    assert shares(top_k=1) == softmax(-INF, 1, -INF, -INF, 1)  # equals stay
+    assert shares(top_k=9) == shares()
+    assert shares(top_p=0.3) == softmax(-INF, 1, -INF, -INF, 1)  # 0.2976 is too little
+    assert shares(top_p=0.29) == softmax(-INF, 1, -INF, -INF, -INF)
+    assert shares(min_p=0.5) == softmax(-INF, 1, 0.9, -INF, 1)
+    assert shares(min_p=1.0) == softmax(-INF, 1, -INF, -INF, 1)
+    assert shares(top_k=3, top_p=0.5) == softmax(-INF, 1, -INF, -INF, 1)
+    assert shares(temperature=1e-300) == softmax(-INF, 1, -INF, -INF, 1)
+
+
+def test_temperature_zero_takes_the_most_likely_of_equals_the_first() -> None:
+    assert choose(LOGITS.clone(), [Sampling(temperature=0)], [0], [None]) == [1]
+
+
+def test_a_penalty_makes_tokens_that_were_there_less_likely() -> None:
+    wish = Sampling(temperature=0, repetition_penalty=2.0)
+    logits = torch.tensor([[-1.0, 1.0, 0.9, -1.9]])
+    assert choose(logits.clone(), [wish], [0], [torch.tensor([1])]) == [2]
+    lower = torch.tensor([[-1.0, -1.9]])
+    assert choose(lower.clone(), [wish], [0], [torch.tensor([0])]) == [1]
+
+
+wishes = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 4.0]),
+    top_k=st.integers(0, 12),
+    top_p=st.sampled_from([0.2, 0.7, 1.0]),
+    min_p=st.sampled_from([0.0, 0.1, 0.6]),
+    seed=st.integers(0, 5),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(wishes, st.integers(0, 9)), min_size=1, max_size=6), st.integers(0, 99))
+def test_a_row_is_the_same_beside_any_others(rows: list[tuple[Sampling, int]], seed: int) -> None:
+    logits = torch.randn(len(rows), 11, generator=torch.Generator().manual_seed(seed))
+    logits = (logits * 2).round() / 2  # with equals
+    given_, numbers = [row for row, _ in rows], [number for _, number in rows]
+    together = choose(logits.clone(), given_, numbers, [None] * len(rows))
+    alone = [
+        choose(logits[n : n + 1].clone(), [wish], [number], [None])[0]
+        for n, (wish, number) in enumerate(rows)
+    ]
+    assert together == alone
+
+
+def test_draws_have_the_probabilities_that_are_said() -> None:
+    wish = [Sampling(temperature=1.0, top_k=4, seed=seed) for seed in range(4000)]
+    drawn = choose(LOGITS.repeat(4000, 1), wish, [3] * 4000, [None] * 4000)
+    counts = torch.tensor(drawn).bincount(minlength=5) / 4000
+    expected = torch.tensor(shares(top_k=4))
+    assert (counts - expected).abs().max() < 0.03
+    assert not counts[expected == 0].any()
+
+
+def test_random_numbers_are_those_of_splitmix64() -> None:
+    # Of the reference implementation with the state 1234567 (prng.di.unimi.it/splitmix64.c).
+    first = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [uniform(1234567, n) for n in range(3)] == [(x >> 11) * 2.0**-53 for x in first]
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"temperature": math.nan}, {"temperature": math.inf}, {"temperature": -1.0}, {"top_k": -1},
+        {"top_p": 0.0}, {"top_p": 1.1}, {"min_p": -0.1}, {"repetition_penalty": 0.0}, {"seed": -1},
+        {"repetition_penalty": 1e-300}, {"repetition_penalty": 1e300}, {"temperature": -5e-324},
+    ],
+)  # fmt: skip
+def test_a_number_out_of_range_is_refused(wish: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wish))):
+        Sampling(**wish)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-45, 1.0, 1e308])
+@pytest.mark.parametrize("penalty", [1.18e-38, 1e-3, 1.0, 1e3, 3.4e38])
+@pytest.mark.parametrize("share", [5e-324, 1e-45, 1.0])
+def test_every_number_that_is_taken_chooses_an_id_of_the_vocabulary(
+    temperature: float, penalty: float, share: float
+) -> None:
+    logits = torch.tensor([[3e38, 5.0, 0.0, -5.0, -3e38], [0.0, 0.0, 0.0, 0.0, 0.0]])
+    for top_k, top_p, min_p in ((0, share, 0.0), (1 << 70, 1.0, share), (2, share, share)):
+        wish = Sampling(temperature=temperature, repetition_penalty=penalty, top_k=top_k,
+                        top_p=top_p, min_p=min_p)  # fmt: skip
+        for seen in (torch.arange(5), torch.arange(4), None):
+            found = choose(logits.clone(), [wish] * 2, [0, 1 << 40], [seen] * 2)
+            assert all(0 <= token < 5 for token in found)
