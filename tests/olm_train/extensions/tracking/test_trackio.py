@@ -51,7 +51,6 @@ import os, sqlite3, sys
 from pathlib import Path
 from support.polling import wait_until
 from olm_data.extensions.watching.follow import StepReader
-from olm_train.extensions.tracking.base import RowsLost
 from olm_train.extensions.tracking.trackio import TrackioCallback
 callback, folder = TrackioCallback(project="lab"), Path(sys.argv[1])
 tracker = callback.tracker(callback.tracked_run(folder, {}))
