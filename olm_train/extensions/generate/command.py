@@ -265,7 +265,7 @@ def main(
     olm-train generate runs/first --prompt "def " --max-new-tokens 50
     olm-train generate hf://ORG/NAME --prompt "def "
     olm-train generate runs/first --prompts prompts.jsonl --output texts.jsonl
-    torchrun --nproc-per-node=8 -m olm_train.extensions.generate runs/first --prompts prompts.jsonl
+    torchrun --nproc-per-node=8 -m olm_train.generate runs/first --prompts prompts.jsonl
 
     For trying a model out. To serve one, export it and take a server made for that.
     """

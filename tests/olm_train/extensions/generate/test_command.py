@@ -126,7 +126,7 @@ def test_ranks_share_the_prompts(run_folder: Path, tmp_path: Path) -> None:
     assert len(alone.splitlines()) == 5
     for ranks in (2, 6):  # one of six has none
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={ranks}", "-m", "olm_train.extensions.generate", *words]
+        command += [f"--nproc-per-node={ranks}", "-m", "olm_train.generate", *words]
         result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         assert result.stdout == alone
