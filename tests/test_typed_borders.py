@@ -21,7 +21,6 @@ _PARTS = "what any model takes, by its names"
 FREE: dict[str, str] = {
     "olm_data/config/docs.py parts_by_name": "classes of parts, whatever they are",
     "olm_data/printing.py record": "values of any kind, by the names they are shown with",
-    "olm_data/sources/rows.py table_of": "records of inputs, values of any kind",
     "olm_train/callbacks/config.py CallbacksConfig.kinds": "classes of parts, whatever they are",
     "olm_train/extensions/auto/module.py NextTokenModule.parts": _PARTS,
     "olm_train/extensions/any_model/train_module.py BasicTrainModule.__init__": _OPTIONS,

@@ -7,10 +7,12 @@ import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from support.command import arguments, environment, inside, olm_data
+from support.command import Said, arguments, environment, inside, olm_data
 from support.polling import wait_until
 from support.tokenizing import digests, texts, write_jsonl
 
@@ -22,6 +24,14 @@ from olm_data.extensions.verify.datasets import verify
 from olm_data.runners.local import LocalRunner
 from olm_data.storage.store import Store
 from olm_data.tokenization.recipe import read_recipe
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """`olm-data` in this process."""
+    return partial(inside, capsys)
 
 
 @pytest.fixture
@@ -47,10 +57,10 @@ def test_results_go_to_stdout_and_say_what_was_made_dropped_and_how_fast(
 
 
 def test_a_dry_run_shows_plan_and_sample_and_writes_nothing(
-    source: Path, tiny_tokenizer: Path, tmp_path: Path
+    command: Command, source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", tmp_path / "out")
-    shown = olm_data(*words, "--dry-run")
+    shown = command(*words, "--dry-run")
     assert shown.returncode == 0
     assert "would write" in shown.stdout
     assert "document 0  " in shown.stdout
@@ -59,11 +69,11 @@ def test_a_dry_run_shows_plan_and_sample_and_writes_nothing(
     slurm = ["--runner", "slurm", "--slurm", "time=1:00:00", "--workers", "8"]
     assert (
         "  runner      slurm: an array of 1, 1 at a time, --time=1:00:00; logs in "
-        in olm_data(*words, "--dry-run", *slurm).stdout
+        in command(*words, "--dry-run", *slurm).stdout
     )
-    refused = olm_data(*words, "--dry-run", "--slurm", "time=1:00:00")
+    refused = command(*words, "--dry-run", "--slurm", "time=1:00:00")
     assert "no effect without runner: slurm" in refused.stderr  # as without --dry-run
-    as_json = json.loads(olm_data(*words, "--dry-run", "--json").stdout)
+    as_json = json.loads(command(*words, "--dry-run", "--json").stdout)
     assert as_json["format"] == "olm-plan"
     assert as_json["tasks"] == [[0, 1]]
     assert not (tmp_path / "out").exists()
@@ -77,40 +87,45 @@ def test_a_dry_run_shows_plan_and_sample_and_writes_nothing(
     ],
 )
 def test_options_that_mean_nothing_are_usage_errors(
-    source: Path, tiny_tokenizer: Path, tmp_path: Path, more: tuple[str, str], message: str
+    command: Command,
+    source: Path,
+    tiny_tokenizer: Path,
+    tmp_path: Path,
+    more: tuple[str, str],
+    message: str,
 ) -> None:
     words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", tmp_path / "out")
-    done = olm_data(*words, *more)
+    done = command(*words, *more)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_own_files_need_a_tokenizer_and_an_output(source: Path) -> None:
-    done = olm_data("tokenize", source)
+def test_own_files_need_a_tokenizer_and_an_output(command: Command, source: Path) -> None:
+    done = command("tokenize", source)
     assert done.returncode == 2
     assert "--tokenizer and --output" in done.stderr
     assert "olm-data tokenize" in done.stderr
-    assert olm_data("tokenize").returncode == 2
+    assert command("tokenize").returncode == 2
 
 
 def test_a_damaged_dataset_is_exit_3_with_file_field_expected_and_found(
-    source: Path, tiny_tokenizer: Path, tmp_path: Path
+    command: Command, source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    olm_data("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", out)
+    command("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", out)
     path = out / "shard-00000.tokens.npy"
     data = bytearray(path.read_bytes())
     data[150] ^= 1
     path.write_bytes(data)
-    done = olm_data("verify", out)
+    done = command("verify", out)
     assert done.returncode == 3
     assert "shard-00000.tokens.npy: sha256: expected" in done.stdout
     assert "FAILED" in done.stdout
-    shown = olm_data("show", "document", out, "0")
+    shown = command("show", "document", out, "0")
     assert shown.returncode == 3
     assert "Traceback" not in shown.stderr
-    assert olm_data("show", "document", out, "0", "--id", "0").returncode == 2
+    assert command("show", "document", out, "0", "--id", "0").returncode == 2
 
 
 def test_an_interrupted_run_exits_130_says_how_to_go_on_and_goes_on(
@@ -147,9 +162,9 @@ def test_an_interrupted_run_exits_130_says_how_to_go_on_and_goes_on(
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
 
 
-def test_help_begins_with_what_it_does_and_an_example() -> None:
+def test_help_begins_with_what_it_does_and_an_example(command: Command) -> None:
     for name in ("tokenize", "verify", "stats", "show"):
-        shown = olm_data(name, "--help").stdout
+        shown = command(name, "--help").stdout
         assert f"olm-data {name} " in shown.split("Options:")[0]
 
 
@@ -174,17 +189,17 @@ def test_with_json_stdout_is_events_and_the_last_line_is_the_result(
 
 
 def test_the_summary_says_what_was_made_and_how_fast_and_the_last_line_what_to_type_next(
-    source: Path, tiny_tokenizer: Path, tmp_path: Path
+    command: Command, source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "my tokens"
     words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", output)
-    done = olm_data(*words)
+    done = command(*words)
     assert done.stdout.startswith(f"made {output}\n")
     speed = done.stdout.splitlines()[-1].strip()
     assert speed.startswith("speed ")
     assert " MB/s of text, " in speed
     assert done.stderr.splitlines()[-1] == f"next: olm-data verify '{output}'"
-    again = olm_data(*words)
+    again = command(*words)
     assert again.stdout.startswith("already complete, nothing to do: ")
 
 
