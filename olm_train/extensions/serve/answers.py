@@ -15,9 +15,7 @@ from olm_data.errors import ValidationError
 from olm_data.tokenizer.byte_alphabet import byte_alphabet
 from olm_train.extensions.generate.engine import Scored
 from olm_train.extensions.generate.text import TextStream
-from olm_train.extensions.serve.protocol import (
-    ParsedRequest,
-)
+from olm_train.extensions.serve.protocol import ParsedRequest
 from olm_train.extensions.serve.worker import Piece
 
 if TYPE_CHECKING:

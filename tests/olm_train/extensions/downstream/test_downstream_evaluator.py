@@ -14,9 +14,9 @@ from support.runs import build_trainer, group_world, metrics
 
 from olm_train.evaluation.scoring import TaskScores
 from olm_train.extensions.downstream.downstream_evaluator import (
+    QuestionScores,
     comparable,
     last_scores,
-    question_scores,
 )
 
 TASK = "--trainer.callbacks.downstream_evaluator"
@@ -123,7 +123,7 @@ def test_fixed_steps_come_beside_the_interval_and_the_first_may_be_the_last(
 
 def test_an_evaluation_of_other_questions_is_not_compared() -> None:
     scores = TaskScores("a" * 64, "acc", {"acc": np.array([1.0, np.nan])}, {})
-    kept = question_scores(scores, 7)
+    kept = QuestionScores.of(scores, 7)
     assert kept.values == (1.0, None)
     same = comparable(kept, scores)
     assert same is not None

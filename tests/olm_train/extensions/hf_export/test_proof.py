@@ -11,7 +11,7 @@ from support.hf_exports import OLMO2, trained
 
 from olm_data.errors import InputError, ValidationError
 from olm_train.extensions.hf_export import export as exporting
-from olm_train.extensions.hf_export import job, proof
+from olm_train.extensions.hf_export import job
 from olm_train.extensions.hf_export.export import why_not_computed
 from olm_train.extensions.hf_export.job import Options
 
@@ -37,9 +37,9 @@ def test_no_address_in_the_lock_of_a_run_is_asked(
     lock = tmp_path / "mixture" / tiny_mixture.name
     checkpoint = trained(lock, tmp_path / "run", OLMO2)
     found = job.Job(checkpoint, Options(check="files"), exporting.model_config(checkpoint))
-    assert proof._rows(found)
+    assert exporting._rows(found)
     value = json.loads(lock.read_bytes())
     value["locations"] = dict.fromkeys(value["locations"], "s3://b/data")
     lock.write_text(json.dumps(value))
     with pytest.raises(InputError, match="which only you may open"):
-        proof._rows(found)
+        exporting._rows(found)
