@@ -196,7 +196,8 @@ def test_the_tracker_is_asked_whether_to_cancel_every_so_many_steps(tmp_path: Pa
     memory, why = Memory(), list[str]()
     memory.why = "tag cancel"
     write_log(tmp_path, range(1, 10))
-    fed(memory, tmp_path, [], cancel=why.append, cancel_interval=4).close("finished")
+    feeder = Feeder(memory, tmp_path, step=0, say=print, cancel=why.append, cancel_interval=4)
+    feeder.replay()
     assert (memory.asked, why) == ([9], ["tag cancel"])
     quiet = Memory()
     fed(quiet, tmp_path, [], 9).close("finished")
