@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, overload
 
 import msgspec
-import numpy as np
 
 from olm_data.counts import MAX_COUNT
 from olm_data.decoding import decode_typed
@@ -46,8 +45,8 @@ _ESCAPE = re.compile(rb"\\.?", re.DOTALL)
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _WIDE = re.compile(rb"(?<![.0-9])[0-9]{%d}" % (MAX_DIGITS + 1))
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_STEP = np.zeros(256, np.int8)
-_STEP[list(b"[{")], _STEP[list(b"]}")] = 1, -1
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+"""From a bracket to what it adds to the depth, int8."""
 
 
 class MalformedJson(ValueError):
@@ -143,8 +142,10 @@ def check(pieces: Iterable[bytes]) -> int:
         if depth + opened <= MAX_DEPTH:
             depth += opened - part.count(b"]") - part.count(b"}")
         else:
-            brackets = part.translate(None, _NOT_BRACKETS)
-            levels = np.cumsum(_STEP[np.frombuffer(brackets, np.uint8)], dtype=np.int32)
+            import numpy as np  # most texts need it neither here nor below
+
+            steps = part.translate(_STEPS, _NOT_BRACKETS)
+            levels = np.cumsum(np.frombuffer(steps, np.int8), dtype=np.int32)
             if depth + int(levels.max()) > MAX_DEPTH:
                 raise MalformedJson(f"more than {MAX_DEPTH} levels of nesting")
             depth += int(levels[-1])
@@ -165,6 +166,8 @@ def _outside(pieces: Iterable[bytes]) -> Iterator[bytes]:
             parts = text.split(b'"')
             yield b"".join(parts[inside::2])
         else:
+            import numpy as np
+
             found = np.frombuffer(text, np.uint8)
             parity = np.cumsum(found == ord('"'), dtype=np.uint8) + np.uint8(inside)
             yield found[((parity & 1) == 0) & (found != ord('"'))].tobytes()

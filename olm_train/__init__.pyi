@@ -16,7 +16,7 @@ from olm_train.extensions.auto.text import FineWebEduDataset as FineWebEduDatase
 from olm_train.extensions.auto.text import HuggingFaceTextDataset as HuggingFaceTextDataset
 from olm_train.extensions.auto.text import LocalTextDataset as LocalTextDataset
 from olm_train.extensions.auto.trainer import AutoTrainer as AutoTrainer
-from olm_train.extensions.hf.load_model import load_model as load_model
+from olm_train.extensions.hf.model_format import load_model as load_model
 from olm_train.model.config import DecoderConfig as DecoderConfig
 from olm_train.model.decoder import Decoder as Decoder
 from olm_train.model.init import init_parameters as init_parameters

@@ -16,7 +16,6 @@ ALLOWED = {
     # Modules of the program, by names that are written in it.
     "olm_data/__init__.py": {"importlib.import_module"},
     "olm_data/cli.py": {"importlib.import_module"},
-    "olm_train/cli.py": {"importlib.import_module"},
     "olm_train/__init__.py": {"importlib.import_module"},
     "olm_train/model/attention_varlen.py": {"importlib.import_module"},
     # The process itself (None), for a function of its C library; no file is named.
