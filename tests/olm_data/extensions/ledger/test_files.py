@@ -169,7 +169,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 sys.path[:0] = sys.argv[3:]
-from test_ledger import write
+from test_files import write
 from olm_data.extensions.ledger.files import keep_until
 count, at = 0, int(sys.argv[2])
 def dying(real):

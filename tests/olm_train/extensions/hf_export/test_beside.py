@@ -8,11 +8,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.hf_exports import OLMO2, receipt_of, trained
 from support.polling import wait_until
 
 from olm_train.extensions.hf_export.beside import Answer, Beside, Order
+from olm_train.extensions.hf_export.job import Options
 
 pytestmark = pytest.mark.slow  # processes that import torch
 
@@ -26,9 +28,7 @@ class Places:
         return Order(
             checkpoint=checkpoint or self.checkpoint,
             output=str(self.folder / name),
-            dtype="float32",
-            shard_bytes=30_000,
-            check="files",
+            options=Options(dtype="float32", shard_bytes=30_000, check="files"),
         )
 
 
@@ -72,10 +72,7 @@ def test_a_child_ends_with_its_parent(places: Places) -> None:
         "print(child.process_id, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    order = (
-        f'{{"checkpoint": "{places.checkpoint}", "output": "{places.folder}/orphan", '
-        '"dtype": "float32", "shard_bytes": 30000, "check": "files"}'
-    )
+    order = msgspec.json.encode(places.order("orphan")).decode()
     arguments = [order, str(places.folder / "log")]
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, timeout=300
