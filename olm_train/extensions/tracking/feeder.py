@@ -259,14 +259,13 @@ class Feeder:
             self._tell(name, f"{EVAL}/{name}: {why}")
         last, watched = self.tracked.step, dict(self.tracked.watched)
         known = [each for each in self._late.values() if each.step <= last]
-        rows = [_logged(each) for each in known]
-        if not self._tracker.any_order:
-            known = known if self._ending == "finished" else []
-            for number, row in enumerate(rows, 1):
-                row.metrics[WATCHED_STEP] = row.step
-                row.step = last + number
-        if not known:
+        behind = not self._tracker.any_order
+        if not known or (behind and self._ending != "finished"):
             return
+        rows = [_logged(each) for each in known]
+        for number, row in enumerate(rows if behind else (), 1):
+            row.metrics[WATCHED_STEP] = row.step
+            row.step = last + number
         self._call("log", self._tracker.log, rows)
         for each, row in zip(known, rows, strict=True):
             at = last if self._tracker.by_arrival else row.step
@@ -290,6 +289,12 @@ class Feeder:
         self._tail = WatchedTail(self._place, seconds)
         self._late: dict[str, WatchedEvaluation] = {}  # by file name, not fed yet
         beyond = there > bound
+        if beyond and "kept" not in self._told:
+            self._told.add("kept")
+            self._say(
+                f"note: {tracker.name} keeps {there - bound:,} steps after step {bound:,}, as it "
+                "cannot remove them\n  what the run logs at these is in metrics.jsonl alone"
+            )
         self._reader = StepReader(self._folder, there + beyond, 0 if beyond else lines)
         return self._reader
 

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from olm_data.cli import cli
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "a.jsonl"
-    source = Path(pytest.__file__).read_text() + Path(json.__file__).read_text()
-    path.write_text(
-        "".join(json.dumps({"text": part}) + "\n" for part in source.split("\n\n")) + "oops\n"
-    )
-    return path
 
 
 def test_the_command_prints_what_it_made_and_what_to_type_next(text: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,16 +13,6 @@ from support.reading import resolve_source
 from olm_data.errors import ConflictError, InputError, UsageError
 from olm_data.extensions.train_tokenizer.train import train_tokenizer
 from olm_data.tokenizer.tokenizer import PROBE_TEXTS, load_tokenizer
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "a.jsonl"
-    source = Path(pytest.__file__).read_text() + Path(json.__file__).read_text()
-    path.write_text(
-        "".join(json.dumps({"text": part}) + "\n" for part in source.split("\n\n")) + "oops\n"
-    )
-    return path
 
 
 def test_the_tokenizer_has_the_size_asked_for_and_loses_nothing(text: Path, tmp_path: Path) -> None:

@@ -128,6 +128,8 @@ def test_a_tracker_that_cannot_remove_has_no_step_twice(tmp_path: Path) -> None:
     write_log(tmp_path, range(13, 26))
     feeder.close("finished")
     assert [step for step, _ in memory.rows] == [*range(1, 26)]
+    (note,) = said
+    assert "memory keeps 8 steps after step 12, as it cannot remove them" in note
 
 
 @pytest.mark.parametrize("when", ["open", "truncate", "log", "close"])
