@@ -49,6 +49,7 @@ _TEXT = re.compile(
     r"|\.(parquet|arrow|feather)$",
     re.IGNORECASE,
 )
+_LOCK = re.compile(rb'\s*\{(?s:.*)"format"\s*:\s*"olm-mixture-lock"')  # a text may speak of one
 _STEP = re.compile(r"step\d+")
 
 
@@ -199,8 +200,8 @@ def _of_file(path: str) -> str:
     name = os.path.basename(path)
     if name == "manifest.json" and (b'"olm-dataset"' in head or _has_shards(os.path.dirname(path))):
         return "dataset"
-    if b'"olm-mixture-lock"' in head and head.lstrip().startswith(b"{"):
-        return "lock"  # a text may speak of one
+    if _LOCK.match(head):
+        return "lock"
     if name.endswith((".yaml", ".yml")):
         keys = set(re.findall(rb"^(\w+):", head, re.MULTILINE))
         return "mixture" if {b"sources", b"stages"} & keys else "file"
