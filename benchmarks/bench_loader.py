@@ -11,7 +11,8 @@ rounds taken in turn, the best of each (other work on the machine only ever slow
     gather     bare NumPy, two ways to write it: one slice a row, then inputs and labels as int64
                into arrays made once. The same bytes, nothing of documents. The faster way counts.
     labels     ours: order, borders, input_ids and labels
-    fields     ours: all fields of a batch
+    fields     ours: all fields of a batch, documents as offsets
+    positions  ours: fields, and for each token its place in its document and where that begins
     loader     ours: `DataLoader` without a thread, as tensors
     torch      a plain torch DataLoader over the memory map (num_workers=0)
 
@@ -126,6 +127,14 @@ def throughput(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     ours = DataLoader(lock, prefetch=0, **sizes)
     begin = ours.state_dict()
 
+    def ours_positions() -> Iterator[Any]:
+        for i in range(0, len(rows), scale.AHEAD):
+            ahead = reader.prepare(rows[i : i + scale.AHEAD])
+            for j in range(0, len(ahead), batch):
+                read = ahead.read(j, j + batch)
+                assert read.positions.shape == read.doc_start.shape
+                yield read.input_ids
+
     def ours_loader() -> Iterator[Any]:
         ours.load_state_dict(begin)
         for (micro_batch,) in ours:
@@ -151,6 +160,7 @@ def throughput(folder: Path, options: argparse.Namespace) -> dict[str, float]:
         "gather through a buffer": gather_through_a_buffer,
         "labels": ours_labels,
         "fields": ours_fields,
+        "positions": ours_positions,
         "loader": ours_loader,
         "torch": torch_loader,
     }

@@ -29,7 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -116,23 +116,25 @@ class PlainGPT(nn.Module):
         return self.head(self.norm(x))
 
 
+class Unmasked(Batch):
+    """A batch without documents: the loader never makes one."""
+
+    def through(self, model: Callable[..., Any], reduce: Callable[[Any, Tensor], Any]) -> Any:
+        return model(self.input_ids, reduce=reduce)
+
+
 def random_batch(rows: int, length: int, vocab: int, document: int, world: World) -> Batch:
     """Rows of documents of random length with mean `document`, cut as the loader cuts them."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(vocab, (rows, length + 1), generator=generator)
     is_start = torch.rand(rows, length + 1, generator=generator) < 1 / document
     is_start[:, 0] = True
-    place = torch.arange(length + 1)
-    start = torch.where(is_start, place, 0).cummax(dim=1).values
     labels = tokens[:, 1:].masked_fill(is_start[:, 1:], -100)
-    doc_start = start[:, :-1].to(torch.int32)
     begins = torch.nonzero(is_start[:, :-1].flatten()).flatten()
     offsets = torch.cat((begins, torch.tensor([rows * length])))
     return Batch(
         input_ids=tokens[:, :-1].contiguous(),
         labels=labels,
-        doc_start=doc_start,
-        positions=(place[:-1] - doc_start).to(torch.int32),
         cu_seqlens=offsets.to(torch.int32),
         max_seqlen=length,
         rows=torch.arange(rows),
@@ -190,15 +192,8 @@ def shape_and_batches(
     batch = random_batch(
         args.rows, args.sequence_length, args.vocab_size, args.mean_document, world
     )
-    place = torch.arange(args.sequence_length, device=world.device).expand(args.rows, -1)
-    ends = torch.arange(args.rows + 1, dtype=torch.int32, device=world.device)
-    # The decoder takes None for "no documents"; the loader never makes such a batch.
-    free = replace(
-        batch,
-        doc_start=None,  # type: ignore[arg-type]
-        positions=place,
-        cu_seqlens=ends * args.sequence_length,
-    )
+    whole = Batch.of((batch.input_ids, batch.labels))
+    free = Unmasked(**{field.name: getattr(whole, field.name) for field in fields(whole)})
     return config, [batch] * args.micro_batches, [free] * args.micro_batches
 
 

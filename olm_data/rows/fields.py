@@ -4,7 +4,7 @@ Pure: arrays in, arrays out, no files. A handful of NumPy calls for a whole micr
 token or per document in Python.
 
     tokens [b, S+1] ----------> input_ids [b, S], labels [b, S]
-    cuts, ascending ----------> labels -100, doc_start, positions, cu_seqlens
+    cuts, ascending ----------> labels -100, cu_seqlens [n + 1] -----> doc_start, positions [b, S]
 
 A *cut* is a position p in the flattened micro-batch, 1 .. b * S, at which another document begins:
 the token at p - 1 and the one that follows it belong to different documents. A cut at the end of a
@@ -14,7 +14,6 @@ document within one row.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,50 +41,46 @@ def fill_labels(tokens: NDArray[Any], cuts: Int64, input_ids: Int64, labels: Int
     labels.reshape(-1)[cuts - 1] = IGNORED_LABEL
 
 
-def fill_pieces(cuts: Int64, capacity: int, positions: Int32) -> tuple[Int32, Int32]:
-    """Write where each token's piece starts and how far into it the token is.
+def piece_offsets(cuts: Int64, capacity: int, rows: int, length: int) -> Int32:
+    """Return where the pieces of a micro-batch begin.
 
     Args:
         cuts: [m] positions of the cuts, ascending.
         capacity: most pieces a micro-batch may hold; fixes the length of the result.
-        positions: int32 [b, S], overwritten with the position within the piece.
+        rows, length: b and S.
 
     Returns:
-        doc_start, int32 [b, S]: the position in the row where the token's piece starts.
-        cu_seqlens, int32 [capacity + 1]: offsets of the pieces in the flattened micro-batch,
-        starting at 0, rising, then repeating b * S.
+        int32 [capacity + 1]: offsets of the pieces in the flattened micro-batch, starting at 0,
+        rising, then repeating b * S.
 
     Raises:
         ValidationError: there are more than `capacity` pieces.
     """
-    rows, length = positions.shape
     # A cut at the end of a row falls on the start of the next one, which starts a piece anyway: the
     # union of both lists are the piece starts. Two sorted runs: the stable sort merges them.
     borders = np.arange(0, rows * length + 1, length)
     edges = np.concatenate((borders, cuts), dtype=np.int32, casting="same_kind")
     edges.sort(kind="stable")
-    lengths, edges = edges[1:] - edges[:-1], edges[:-1]
-    starts = edges[lengths > 0]
+    starts = edges[:-1][edges[1:] > edges[:-1]]
     if len(starts) > capacity:
         raise ValidationError(
             f"a micro-batch holds {len(starts)} pieces of documents; {capacity} were promised",
             why="the bound in a dataset's manifest is wrong, so batches cannot have a fixed shape",
             fix="run olm-data verify on the datasets of the mixture",
         )
-    # [pieces] -> [b, S]
-    doc_start = (edges % length).repeat(lengths).reshape(rows, length)
-    np.subtract(_places(rows, length), doc_start, out=positions)
     cu_seqlens = np.empty(capacity + 1, dtype=np.int32)
     cu_seqlens[: len(starts)], cu_seqlens[len(starts) :] = starts, rows * length
-    return doc_start, cu_seqlens
+    return cu_seqlens
 
 
-@lru_cache(maxsize=4)
-def _places(rows: int, length: int) -> Int32:
-    """Return int32 [rows, length], the place of each token in its row, read-only."""
-    places = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
-    places.setflags(write=False)
-    return places
+def piece_starts(cu_seqlens: Int32, length: int) -> Int32:
+    """Return int32 [b, S], the place in its row where each token's piece begins.
+
+    Args:
+        cu_seqlens: int32 [n + 1], as `piece_offsets` gives them; padding is ignored.
+        length: S.
+    """
+    return (cu_seqlens[:-1] % length).repeat(np.diff(cu_seqlens)).reshape(-1, length)
 
 
 def most_pieces(max_documents_per_row: int, parts: int) -> int:

@@ -45,8 +45,9 @@ from olm_data.rows.fields import (
     Int32,
     Int64,
     fill_labels,
-    fill_pieces,
     most_pieces,
+    piece_offsets,
+    piece_starts,
 )
 from olm_data.rows.remote_shards import CachedShard, RemoteShards
 from olm_data.rows.shard_cache import ShardCache
@@ -193,10 +194,8 @@ class BatchMemory:
 
     def __init__(self, pool: Pool, rows: int, length: int) -> None:
         size = rows * length
-        block = pool.lease(size * 20)
-        wide = block[: size * 16].view(np.int64).reshape(2, rows, length)
-        self.input_ids, self.labels = wide
-        self.positions = block[size * 16 :].view(np.int32).reshape(rows, length)
+        block = pool.lease(size * 16)
+        self.input_ids, self.labels = block.view(np.int64).reshape(2, rows, length)
 
 
 PADDING_ROW = -1
@@ -215,10 +214,8 @@ class RowBatch:
             the same row of the schedule have its id.
         input_ids: int64 [b, S].
         labels: int64 [b, S], -100 where the next token belongs to another document or is padding.
-        doc_start: int32 [b, S], position within the row of the first token of the token's piece.
-        positions: int32 [b, S], position within the piece.
         cu_seqlens: int32 [b / parts * most_pieces(max_documents_per_row, parts) + 1], see
-            `fields.fill_pieces`.
+            `fields.piece_offsets`.
         max_seqlen: S.
         following: uint16 | uint32 [b / parts], the token that follows each row of the schedule.
     """
@@ -226,11 +223,19 @@ class RowBatch:
     rows: Int64
     input_ids: Int64
     labels: Int64
-    doc_start: Int32
-    positions: Int32
     cu_seqlens: Int32
     max_seqlen: int
     following: NDArray[Any]
+
+    @property
+    def doc_start(self) -> Int32:
+        """int32 [b, S], place within the row of the first token of the token's piece; made anew."""
+        return piece_starts(self.cu_seqlens, self.max_seqlen)
+
+    @property
+    def positions(self) -> Int32:
+        """int32 [b, S], place within the piece: restarts at 0 at each document; made anew."""
+        return np.arange(self.max_seqlen, dtype=np.int32) - self.doc_start
 
     @property
     def tokens(self) -> NDArray[Any]:
@@ -456,16 +461,12 @@ class Windows:
         length = self._length // parts
         # [b, S] -> [b * parts, S / parts], without a copy
         shape = ((j - i) * parts, length)
-        positions = lease.positions.reshape(shape)
         capacity = (j - i) * most_pieces(self._max_documents_per_row, parts)
-        doc_start, cu_seqlens = fill_pieces(cuts, capacity, positions)
         return RowBatch(
             rows=self._rows[i:j].repeat(parts),
             input_ids=lease.input_ids.reshape(shape),
             labels=lease.labels.reshape(shape),
-            doc_start=doc_start,
-            positions=positions,
-            cu_seqlens=cu_seqlens,
+            cu_seqlens=piece_offsets(cuts, capacity, *shape),
             max_seqlen=length,
             following=following,
         )

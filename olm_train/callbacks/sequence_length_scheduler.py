@@ -37,8 +37,6 @@ def split_rows(batch: Batch, length: int) -> Batch:
     """
     rows, now = batch.input_ids.shape
     shape = (rows * now // length, length)
-    places = torch.arange(rows * now, dtype=torch.int32, device=batch.positions.device) % length
-    positions = torch.minimum(batch.positions.flatten(), places)
     cuts = torch.arange(
         0, rows * now + 1, length, dtype=batch.cu_seqlens.dtype, device=batch.cu_seqlens.device
     )
@@ -46,8 +44,6 @@ def split_rows(batch: Batch, length: int) -> Batch:
         batch,
         input_ids=batch.input_ids.reshape(shape),
         labels=batch.labels.reshape(shape),
-        doc_start=(places - positions).reshape(shape),
-        positions=positions.reshape(shape),
         cu_seqlens=_once(torch.cat([batch.cu_seqlens, cuts]), rows * now),
         max_seqlen=length,
         rows=batch.rows.repeat_interleave(now // length),
@@ -62,8 +58,6 @@ def truncate_rows(batch: Batch, length: int) -> Batch:
         batch,
         input_ids=batch.input_ids[:, :length].contiguous(),
         labels=batch.labels[:, :length].contiguous(),
-        doc_start=batch.doc_start[:, :length].contiguous(),
-        positions=batch.positions[:, :length].contiguous(),
         cu_seqlens=_once(row * length + place.clamp(max=length), rows * length),
         max_seqlen=length,
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,6 @@ class Batch:
     Attributes:
         input_ids: int64 [b, S].
         labels: int64 [b, S]; -100 where the next token belongs to another document (or is padding).
-        doc_start: int32 [b, S]; place within the row of the first token of the token's piece.
-        positions: int32 [b, S]; place within the piece: restarts at 0 at each document.
         cu_seqlens: int32 [n + 1]; offsets of the pieces over the flattened micro-batch, padded by
             repeating b * S to one of few sizes n, see `ROOMS`.
         max_seqlen: S, the longest a piece can be.
@@ -44,11 +43,23 @@ class Batch:
 
     input_ids: Tensor
     labels: Tensor
-    doc_start: Tensor
-    positions: Tensor
     cu_seqlens: Tensor
     max_seqlen: int
     rows: Tensor
+
+    @property
+    def doc_start(self) -> Tensor:
+        """int32 [b, S]; place within the row of the first token of the token's piece; made anew."""
+        starts, lengths = self.cu_seqlens[:-1] % self.max_seqlen, self.cu_seqlens.diff()
+        size = self.input_ids.numel()  # known, so no device is waited for
+        return starts.repeat_interleave(lengths, output_size=size).view_as(self.input_ids)
+
+    @property
+    def positions(self) -> Tensor:
+        """int32 [b, S]; place within the piece: restarts at 0 at each document; made anew."""
+        doc_start = self.doc_start
+        places = torch.arange(self.max_seqlen, dtype=torch.int32, device=doc_start.device)
+        return places - doc_start
 
     @classmethod
     def of(cls, given: Batch | AnyBatch) -> Batch:
@@ -79,13 +90,12 @@ class Batch:
         input_ids, labels = (tensor.to(torch.int64) for tensor in pair)
         refuse_copying(input_ids, labels)
         rows, length = input_ids.shape
-        places = torch.arange(length, dtype=torch.int32, device=input_ids.device)
         return cls(
             input_ids=input_ids,
             labels=labels,
-            doc_start=torch.zeros_like(input_ids, dtype=torch.int32),
-            positions=places.expand(rows, length).contiguous(),
-            cu_seqlens=torch.arange(0, (rows + 1) * length, length).to(places),
+            cu_seqlens=torch.arange(
+                0, (rows + 1) * length, length, dtype=torch.int32, device=input_ids.device
+            ),
             max_seqlen=length,
             rows=torch.full_like(input_ids[:, 0], -1),
         )
@@ -102,8 +112,6 @@ class Batch:
         return cls(
             input_ids=torch.from_numpy(rows.input_ids),
             labels=torch.from_numpy(rows.labels),
-            doc_start=torch.from_numpy(rows.doc_start),
-            positions=torch.from_numpy(rows.positions),
             cu_seqlens=torch.from_numpy(cu_seqlens),
             max_seqlen=rows.max_seqlen,
             rows=torch.from_numpy(rows.rows),
@@ -112,12 +120,14 @@ class Batch:
     @classmethod
     def join(cls, batches: Sequence[Batch]) -> Batch:
         """Return the rows of several micro-batches of one sequence length as one; copies them."""
-        names = ("input_ids", "labels", "doc_start", "positions", "rows")
+        names = ("input_ids", "labels", "rows")
         joined = {n: torch.cat([getattr(batch, n) for batch in batches]) for n in names}
-        starts = (joined["positions"].flatten() == 0).nonzero().flatten().to(torch.int32)
-        room = next((room for room in ROOMS if room >= len(starts)), len(starts))
-        cu_seqlens = starts.new_full((room + 1,), joined["positions"].numel())
-        cu_seqlens[: len(starts)] = starts
+        before = accumulate((batch.input_ids.numel() for batch in batches), initial=0)
+        offsets = [batch.cu_seqlens + size for batch, size in zip(batches, before, strict=False)]
+        pieces = torch.cat(offsets).unique()  # and where the last one ends
+        room = next((room for room in ROOMS if room >= len(pieces) - 1), len(pieces) - 1)
+        cu_seqlens = pieces[-1].repeat(room + 1)
+        cu_seqlens[: len(pieces)] = pieces
         return cls(**joined, cu_seqlens=cu_seqlens, max_seqlen=batches[0].max_seqlen)
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -144,11 +154,9 @@ class Batch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                values[name] = change(value)
-        return Batch(**values)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed: dict[str, Any] = {n: change(v) for n, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **changed)
 
 
 AnyBatch = Sequence[Tensor] | Mapping[str, Tensor]

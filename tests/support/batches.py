@@ -21,21 +21,17 @@ def make_batch(lengths: Sequence[Sequence[int]], *, vocab_size: int, seed: int =
     b, s = len(lengths), sum(lengths[0])
     tokens = torch.randint(vocab_size, (b, s), generator=torch.Generator().manual_seed(seed))
     labels = torch.full((b, s), -100)
-    doc_start = torch.zeros((b, s), dtype=torch.int32)
     offsets = [0]
     for row, documents in enumerate(lengths):
         start = 0
         for length in documents:
             end = start + length
             labels[row, start : end - 1] = tokens[row, start + 1 : end]
-            doc_start[row, start:end] = start
             offsets.append(row * s + end)
             start = end
     return Batch(
         input_ids=tokens,
         labels=labels,
-        doc_start=doc_start,
-        positions=torch.arange(s, dtype=torch.int32) - doc_start,
         cu_seqlens=torch.tensor(offsets, dtype=torch.int32),
         max_seqlen=s,
         rows=torch.arange(b) + 1000 * seed,

@@ -70,9 +70,11 @@ def build(
 
 
 def cut(batch: Batch, start: int, stop: int) -> Batch:
-    """Rows start..stop of a batch; the offsets of documents stay as they are: sdpa reads none."""
-    names = ("input_ids", "labels", "doc_start", "positions", "rows")
-    return replace(batch, **{name: getattr(batch, name)[start:stop] for name in names})  # type: ignore[arg-type]
+    """Rows start..stop of a batch."""
+    names, length = ("input_ids", "labels", "rows"), batch.max_seqlen
+    rows = {name: getattr(batch, name)[start:stop] for name in names}
+    offsets = (batch.cu_seqlens - start * length).clamp(0, (stop - start) * length).unique()
+    return replace(batch, cu_seqlens=offsets, **rows)  # type: ignore[arg-type]
 
 
 def micro_batches(step: int, rows: Sequence[int], world: World) -> list[Batch]:

@@ -29,7 +29,7 @@ LOADERS = [
         module="olm",
         option="fields",
         package="olm-data",
-        gives="ids, labels masked at borders, positions, doc_start, cu_seqlens",
+        gives="ids, labels masked at borders, cu_seqlens",
     ),
 ]
 

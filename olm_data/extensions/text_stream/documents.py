@@ -28,7 +28,7 @@ from olm_data.dataset.inputs import Unit
 from olm_data.encoders.base import concatenate
 from olm_data.errors import InputError
 from olm_data.extensions.text_stream.corpus import Corpus
-from olm_data.rows.fields import fill_labels, fill_pieces
+from olm_data.rows.fields import fill_labels, piece_offsets
 from olm_data.rows.reader import RowBatch
 from olm_data.tokenization.batches import delimit
 
@@ -381,16 +381,12 @@ def row_of(window: Window) -> RowBatch:
     shape = 1, len(window.tokens) - 1
     tokens = window.tokens[None]
     input_ids, labels = np.empty(shape, np.int64), np.empty(shape, np.int64)
-    positions = np.empty(shape, np.int32)
     fill_labels(tokens, window.cuts, input_ids, labels)
-    doc_start, cu_seqlens = fill_pieces(window.cuts, len(window.cuts) + 1, positions)
     return RowBatch(
         rows=np.array([window.number]),
         input_ids=input_ids,
         labels=labels,
-        doc_start=doc_start,
-        positions=positions,
-        cu_seqlens=cu_seqlens,
+        cu_seqlens=piece_offsets(window.cuts, len(window.cuts) + 1, *shape),
         max_seqlen=shape[1],
         following=tokens[:, -1],
     )

@@ -96,7 +96,6 @@ class RequestRows:
         length, tokens = self._length, self._tokens
         shape = (len(rows), length)
         ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORE_INDEX, np.int64)
-        doc_start, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         members, starts = list[int](), list[int]()
         for place, row in enumerate(rows):
             used = 0
@@ -106,14 +105,10 @@ class RequestRows:
                 ids[place, used : used + size] = tokens[first : first + size]
                 after = tokens[first + scored + 1 : first + size + 1]
                 labels[place, used + scored : used + size] = after
-                doc_start[place, used : used + size] = used
-                positions[place, used : used + size] = np.arange(size)
                 members.append(request)
                 starts.append(place * length + used)
                 used += size
             if used < length:
-                doc_start[place, used:] = used
-                positions[place, used:] = np.arange(length - used)
                 members.append(-1)
                 starts.append(place * length + used)
         offsets = np.array([*starts, ids.size], np.int32)
@@ -124,8 +119,6 @@ class RequestRows:
         batch = Batch(
             input_ids=torch.from_numpy(ids),
             labels=torch.from_numpy(labels),
-            doc_start=torch.from_numpy(doc_start),
-            positions=torch.from_numpy(positions),
             cu_seqlens=torch.from_numpy(cu_seqlens),
             max_seqlen=length,
             rows=torch.tensor([row if row < self.rows else -1 for row in rows]),

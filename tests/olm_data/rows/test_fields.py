@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.errors import ValidationError
-from olm_data.rows.fields import IGNORED_LABEL, fill_labels, fill_pieces
+from olm_data.rows.fields import IGNORED_LABEL, fill_labels, piece_offsets, piece_starts
 
 
 def fields(tokens: np.ndarray, cuts: list[set[int]], capacity: int):
@@ -17,16 +17,15 @@ def fields(tokens: np.ndarray, cuts: list[set[int]], capacity: int):
     places = [r * length + p for r in range(rows) for p in sorted(cuts[r])]
     flat = np.array(places, dtype=np.int64)
     ids, labels = np.full((2, rows, length), 99, dtype=np.int64)
-    positions = np.full((rows, length), 99, dtype=np.int32)
     fill_labels(tokens, flat, ids, labels)
-    starts, offsets = fill_pieces(flat, capacity, positions)
-    return ids, labels, starts, positions, offsets
+    offsets = piece_offsets(flat, capacity, rows, length)
+    return ids, labels, piece_starts(offsets, length), offsets
 
 
 def reference(tokens: np.ndarray, cuts: list[set[int]], capacity: int):
     """The definition, token by token."""
     rows, length = tokens.shape[0], tokens.shape[1] - 1
-    ids, labels, starts, positions = [[[0] * length for _ in range(rows)] for _ in range(4)]
+    ids, labels, starts = [[[0] * length for _ in range(rows)] for _ in range(3)]
     offsets = []
     for r in range(rows):
         piece = 0
@@ -37,9 +36,8 @@ def reference(tokens: np.ndarray, cuts: list[set[int]], capacity: int):
             ids[r][p] = int(tokens[r, p])
             labels[r][p] = IGNORED_LABEL if p + 1 in cuts[r] else int(tokens[r, p + 1])
             starts[r][p] = piece
-            positions[r][p] = p - piece
     offsets += [rows * length] * (capacity + 1 - len(offsets))
-    return ids, labels, starts, positions, offsets
+    return ids, labels, starts, offsets
 
 
 @st.composite
@@ -93,5 +91,5 @@ def test_more_pieces_than_promised_are_refused():
 
 
 def test_a_cut_given_twice_makes_no_piece_of_length_zero():
-    _, offsets = fill_pieces(np.array([3, 3]), 3, np.zeros((1, 8), dtype=np.int32))
+    offsets = piece_offsets(np.array([3, 3]), 3, 1, 8)
     assert offsets.tolist() == [0, 3, 8, 8]

@@ -39,8 +39,6 @@ def test_a_batch_with_wrong_offsets_is_not_made(offsets: list[int], why: str) ->
         following=np.zeros(2, dtype=np.uint16),
         input_ids=ids,
         labels=ids,
-        doc_start=ids.astype(np.int32),
-        positions=ids.astype(np.int32),
         cu_seqlens=np.array([0, 4, 8], dtype=np.int32),
         max_seqlen=6,
         rows=np.arange(2),

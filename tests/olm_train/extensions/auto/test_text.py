@@ -236,8 +236,6 @@ def test_joined_batches_have_room_for_many_documents() -> None:
     row = Batch(
         input_ids=torch.zeros(1, 300, dtype=torch.int64),
         labels=torch.zeros(1, 300, dtype=torch.int64),
-        doc_start=torch.arange(300, dtype=torch.int32)[None],
-        positions=torch.zeros(1, 300, dtype=torch.int32),
         cu_seqlens=torch.arange(301, dtype=torch.int32),
         max_seqlen=300,
         rows=torch.zeros(1, dtype=torch.int64),
