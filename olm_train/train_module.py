@@ -55,7 +55,7 @@ class TransformerTrainModule(GradientStep):
             moved to the device, in fp32, and ranks get the weights of rank 0.
         seed: with each parameter's name decides its initial value, where a shape is given.
         world: the processes that train together; None: this one alone, on the CPU.
-        draw: give the weights their initial values now; False: not before `ensure_weights`, and
+        init: give the weights their initial values now; False: not before `ensure_weights`, and
             not at all where a state is loaded.
 
     Attributes:
@@ -73,7 +73,7 @@ class TransformerTrainModule(GradientStep):
         *,
         seed: int,
         world: World | None = None,
-        draw: bool = True,
+        init: bool = True,
     ) -> None:
         world = world or World()
         given = model if isinstance(model, Decoder) else None
@@ -105,7 +105,7 @@ class TransformerTrainModule(GradientStep):
         self._gate = FiniteGate(config.non_finite, world.device)
         if weights is not None:
             self._take_over(weights)
-        elif draw:
+        elif init:
             self.ensure_weights()
 
     @property

@@ -260,7 +260,7 @@ class Trainer(TrainingRun):
         """
         try:
             loader, reached = self.data_loader, self.step
-            batches = draw(steps, loader, self.world, reached=reached, say=self.say)
+            batches = next_batches(steps, loader, self.world, reached=reached, say=self.say)
         except OlmError:
             if self.world.size == 1 and self.step:
                 self.save_checkpoint(Kind.ephemeral, wait=True)
@@ -374,11 +374,11 @@ class Trainer(TrainingRun):
             if self.checkpoints.wants(self.step):  # or it was the one that ran
                 self.checkpoints.start(kind)
                 if wait or not self.checkpoints.background:
-                    self.finish_save(must=wait)
+                    self.finish_save(raise_on_error=wait)
 
-    def finish_save(self, *, must: bool = False) -> None:
+    def finish_save(self, *, raise_on_error: bool = False) -> None:
         """Wait for the save that is running, if any; `must`: raise its error. All ranks call it."""
-        folder = self.checkpoints.finish(must=must)
+        folder = self.checkpoints.finish(raise_on_error=raise_on_error)
         if folder is not None:
             self.callbacks.call("post_checkpoint_saved", folder)
         elif (failure := self.checkpoints.take_failure()) is not None:
@@ -402,7 +402,7 @@ class Trainer(TrainingRun):
             self.step, self.resumed = start.step, True
             self._metrics_step = self.step + 1
             if self.step >= self.stop_step:
-                self.left = self.callbacks.left_to_do()
+                self.left = self.callbacks.pending()
                 if not self.left:
                     return
         start.load()
@@ -424,7 +424,7 @@ class Trainer(TrainingRun):
             self.say(f"note: the rows left out shorten the run to {loader.steps:,} steps")
 
 
-def draw(
+def next_batches(
     steps: Iterator[list[Any]],
     loader: DataLoaderBase,
     world: World,

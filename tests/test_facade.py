@@ -16,7 +16,7 @@ pytestmark = together
 
 FACADE = {
     "values": {
-        "bounded_json", "counts", "decoding", "errors", "kinds", "redaction",
+        "bounded_json", "counts", "decoding", "errors", "path_kinds", "redaction",
         "model_folder", "regular_files", "threads",
     },
     "command line": {"command", "extras", "plugins", "printing"},
@@ -25,7 +25,7 @@ FACADE = {
         "values",
     },
     "storage": {
-        "disk", "exclusive", "in_clear", "lease", "names",
+        "disk", "exclusive", "lease", "names", "plaintext_warning",
         "output_paths", "store",
     },
     "order": {"schedule", "steps"},

@@ -32,7 +32,7 @@ FLOORS: Mapping[str, Mapping[str, tuple[tuple[str, ...], ...]]] = {
             ),
             ("decoding", "errors"),
             ("counts", "extras", "loopback", "regular_files", "sinks"),
-            ("bounded_json", "kinds", "plugins", "printing", "progress"),
+            ("bounded_json", "path_kinds", "plugins", "printing", "progress"),
         ),
         "ground": (("config", "storage", "model_receipt"), ("model_folder", "page")),
         "rules": (("order", "tokenizer"), ("select", "run_log")),

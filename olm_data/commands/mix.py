@@ -91,10 +91,10 @@ def mix(
         return
     refuse_given(("sequence_length", "documents", "html"), "--compare-packing")
     from olm_data.counts import parse_count
-    from olm_data.kinds import require
     from olm_data.mixture import mix as verb
     from olm_data.mixture.extend import extend as extend_lock
     from olm_data.mixture.summary import warnings
+    from olm_data.path_kinds import require
 
     require(manifest, "mixture", *(["lock"] if extend else []), "file")
     if extend:
@@ -144,9 +144,9 @@ def _compare_packing(
     target: str, sequence_length: str | None, documents: str, html: str | None, as_json: bool
 ) -> None:
     from olm_data.counts import parse_count
-    from olm_data.kinds import require
     from olm_data.mixture.mix import compare_packing
     from olm_data.packing.compare import comparison_lines, write_comparison
+    from olm_data.path_kinds import require
     from olm_data.storage.output_paths import refuse_output
 
     refuse_given(

@@ -142,6 +142,8 @@ def make_runner(recipe: Recipe, places: Sequence[str] = (), *, fork: bool = Fals
     Raises:
         UsageError: options that do not go together, or are none.
     """
+    from olm_data.runners.local import HereRunner, LocalRunner, granted_cpus
+
     if any(scheme_of(place) == "memory" for place in places):
         if recipe.runner != "local":
             raise UsageError(
@@ -149,8 +151,6 @@ def make_runner(recipe: Recipe, places: Sequence[str] = (), *, fork: bool = Fals
                 where=f"--runner {recipe.runner}",
                 fix="leave out --runner, or name a folder or bucket that all machines share",
             )
-        from olm_data.runners.here import HereRunner
-
         return HereRunner()
     if recipe.runner != "local":
         runner: Callable[..., NamedRunner] = plugins.load("olm_data.runners", recipe.runner)
@@ -159,8 +159,6 @@ def make_runner(recipe: Recipe, places: Sequence[str] = (), *, fork: bool = Fals
             "ray": {"address": recipe.ray_address},
         }
         return runner(recipe.workers, **own[recipe.runner])
-    from olm_data.runners.local import LocalRunner, granted_cpus
-
     return LocalRunner(recipe.workers or granted_cpus(), fork=fork)
 
 

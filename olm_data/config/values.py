@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from olm_data.config.path import KeyPath, PlainMapping, parse_path, put
 from olm_data.counts import parse_count
 from olm_data.errors import UsageError, ValidationError, printable, suggest
-from olm_data.kinds import nearest
+from olm_data.path_kinds import nearest
 from olm_data.regular_files import MAX_CONFIG, read_regular
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from olm_data.dataset.record import (
 from olm_data.dataset.tokenizer import TokenizerInfo
 from olm_data.dataset.tools import Tools
 from olm_data.errors import InputError, ValidationError, printable, suggest
-from olm_data.kinds import kind_of, nearest, wrong_kind
+from olm_data.path_kinds import kind_of, nearest, wrong_kind
 from olm_data.regular_files import MAX_DOCUMENT, refuse_unreadable
 from olm_data.storage.names import refuse_escape
 from olm_data.storage.store import Store, read_json

@@ -24,7 +24,6 @@ from olm_data.dataset.manifest import read_manifest
 from olm_data.dataset.shard import Verify
 from olm_data.decoding import convert
 from olm_data.errors import ConflictError, InputError, ValidationError, quoted
-from olm_data.kinds import kind_of, nearest, wrong_kind
 from olm_data.mixture.lock_format import (
     LockFile,
     is_consistent,
@@ -39,6 +38,7 @@ from olm_data.packing.base import Packing
 from olm_data.packing.concat import StreamRows
 from olm_data.packing.packings import from_lock as packing_from_lock
 from olm_data.packing.row_plan import RowPlan
+from olm_data.path_kinds import kind_of, nearest, wrong_kind
 from olm_data.redaction import names_credentials
 from olm_data.storage.objects import LOCATIONS
 from olm_data.storage.store import Store, create_json, is_remote, read_json, write_json

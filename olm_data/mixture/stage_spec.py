@@ -25,8 +25,8 @@ from olm_data.config.strict_yaml import MAX_BYTES
 from olm_data.config.values import Values
 from olm_data.counts import MAX_COUNT, MAX_SEQUENCE_LENGTH
 from olm_data.errors import InputError, UsageError, printable, quoted, suggest
-from olm_data.kinds import nearest
 from olm_data.order.slots import normalise
+from olm_data.path_kinds import nearest
 from olm_data.regular_files import open_regular
 
 Groups = Mapping[str, Mapping[str, Fraction]]

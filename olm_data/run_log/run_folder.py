@@ -23,8 +23,8 @@ import msgspec
 
 from olm_data.bounded_json import MalformedJson, decode
 from olm_data.errors import InputError, UsageError, printable
-from olm_data.kinds import nearest
 from olm_data.order.steps import Range, StepSizes, merge_ranges
+from olm_data.path_kinds import nearest
 from olm_data.regular_files import read_regular
 from olm_data.run_log.lines import malformed_log
 from olm_data.run_log.log import METRICS, RunLog, Step

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from olm_data.errors import ResourceError
-from olm_data.runners.base import RETRIES, Count, Deferred, Done, Job, Note, Runner, Watch
+from olm_data.runners.base import RETRIES, Count, Deferred, Done, Job, Note, Runner, Watch, whole
 from olm_data.runners.fork_server import one_thread, own_sockets, take_environment
 from olm_data.runners.outcome import Outcome, begin, finish, result_of
 from olm_data.sinks import guard
@@ -326,3 +326,25 @@ def granted_cpus() -> int:
     )
     quota = cgroup_quota()
     return max(count if quota is None else min(count, math.ceil(quota)), 1)
+
+
+class HereRunner(Runner):
+    """Runs the tasks in this process, one after the other: what it holds at `memory://` no other
+    sees."""
+
+    workers = 1
+
+    def planned(self, tasks: int) -> str:
+        """Return where `tasks` would run, in words."""
+        return f"this process: {tasks:,} tasks, one after the other"
+
+    def run(
+        self, job: Job, tasks: Sequence[int], total: int, *, done: Done, watch: Watch, note: Note
+    ) -> None:
+        """See `base.Runner.run`."""
+        counts = np.zeros((total, len(Count)), np.int64)
+        job.prepare()
+        for task in tasks:
+            watch(counts, [task])
+            done(task, whole(job.run(task, Reporter(counts[task]))))
+        watch(counts, [])

@@ -29,7 +29,7 @@ from olm_data.errors import (
     printable,
     refuse_secrets,
 )
-from olm_data.kinds import NO_TEXT, kind_of, nearest, wrong_kind
+from olm_data.path_kinds import NO_TEXT, kind_of, nearest, wrong_kind
 from olm_data.regular_files import MAX_CONFIG, read_regular
 from olm_data.sources import hub_files, remote_files
 from olm_data.sources.files import local_revision, open_stream, reading

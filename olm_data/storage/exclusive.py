@@ -25,9 +25,9 @@ from olm_data.storage.lease import (
     LeaseLostError,
     Seen,
     acquire,
-    look,
-    mark,
-    unmark,
+    delete_if,
+    put_if,
+    read_versioned,
 )
 from olm_data.storage.objects import RemoteFailure
 from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
@@ -108,7 +108,7 @@ def conditional_replace(probe: Probe) -> Verdict:
 
     Both are to be refused: leases are renewed so.
     """
-    replace = partial(mark, probe.store, probe.name, b"mine ", over=_replaced(probe))
+    replace = partial(put_if, probe.store, probe.name, b"mine ", over=_replaced(probe))
     found = _verdict(replace)
     if found == "honoured":
         probe.store.delete(probe.name)
@@ -118,13 +118,13 @@ def conditional_replace(probe: Probe) -> Verdict:
 
 def conditional_delete(probe: Probe) -> Verdict:
     """Remove a version of the probe that was replaced, which is to be refused."""
-    return _verdict(partial(unmark, probe.store, probe.name, over=_replaced(probe)))
+    return _verdict(partial(delete_if, probe.store, probe.name, over=_replaced(probe)))
 
 
 def _replaced(probe: Probe) -> Seen:
     """Write the probe twice, and return what the first time left."""
     probe.store.put(probe.name, b"seen ")
-    before = look(probe.store, probe.name, 5)
+    before = read_versioned(probe.store, probe.name, 5)
     assert before is not None, "it was just written"
     probe.store.put(probe.name, b"other")
     return before

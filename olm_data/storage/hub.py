@@ -35,8 +35,8 @@ from olm_data.errors import (
 from olm_data.redaction import hold
 from olm_data.regular_files import open_regular, read_regular
 from olm_data.storage.failures import is_connection
-from olm_data.storage.in_clear import warn_in_clear
 from olm_data.storage.names import refuse_escape
+from olm_data.storage.plaintext_warning import warn_plaintext
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -326,7 +326,7 @@ def know_token() -> None:
     token = get_token()
     hold(token)
     if token:
-        warn_in_clear(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+        warn_plaintext(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
 
 
 def is_offline() -> bool:

@@ -1,4 +1,4 @@
-"""One writer at a time in a folder, local or remote, on one machine or many, asleep or awake.
+"""One writer at a time in a folder, local or remote, on one machine or many.
 
     acquire -> lease-000007.json, created only where there is none; the highest number holds
             -> beat: a thread writes it anew while the holder lives
@@ -43,7 +43,7 @@ class Seen(NamedTuple):
     version: str
 
 
-def look(store: Store, name: str, size: int) -> Seen | None:
+def read_versioned(store: Store, name: str, size: int) -> Seen | None:
     """Return the first `size` bytes of a file, with their version; None where there is none.
 
     Raises:
@@ -62,7 +62,7 @@ def look(store: Store, name: str, size: int) -> Seen | None:
     return Seen(found.data, found.etag)
 
 
-def mark(store: Store, name: str, data: bytes, *, over: Seen | None) -> None:
+def put_if(store: Store, name: str, data: bytes, *, over: Seen | None) -> None:
     """Write a small file.
 
     Args:
@@ -88,7 +88,7 @@ def mark(store: Store, name: str, data: bytes, *, over: Seen | None) -> None:
         raise ConflictError("another process has written this file", where=url) from error
 
 
-def unmark(store: Store, name: str, *, over: Seen) -> None:
+def delete_if(store: Store, name: str, *, over: Seen) -> None:
     """Remove a small file; one that is gone is no error.
 
     Args:
@@ -209,7 +209,9 @@ class Fence:
 
     def look(self) -> Seen:
         """Return the lease as it is, if it holds, as `check`; one read and one listing."""
-        seen = look(self.store, self.name, BYTES)  # first: NFS asks the server for what it opens
+        seen = read_versioned(
+            self.store, self.name, BYTES
+        )  # first: NFS asks the server for what it opens
         mine = Record.decode(seen.data) if seen is not None else None
         newest = max(_numbers(self.store, self.prefix), default=0)
         if seen is not None and mine is not None and mine.id == self.id and newest <= self.number:
@@ -266,9 +268,9 @@ class Lease:
             if not keep:
                 seen = self._look()
                 with contextlib.suppress(OlmError):  # whoever may not delete can still write
-                    unmark(self.fence.store, self.fence.name, over=seen)
+                    delete_if(self.fence.store, self.fence.name, over=seen)
                     return
-            self._mark(released=True)
+            self._renew(released=True)
         except LeaseLostError:
             return
         except (OlmError, OSError) as error:
@@ -279,7 +281,7 @@ class Lease:
         failed = False
         while not self._stop.wait(self._record.takeover / BEATS):
             try:
-                self._mark()
+                self._renew()
                 failed = False
             except LeaseLostError:
                 return
@@ -297,7 +299,7 @@ class Lease:
             self.lost = error
             raise
 
-    def _mark(self, *, released: bool = False) -> None:
+    def _renew(self, *, released: bool = False) -> None:
         """Write the lease over what is there, if that is ours.
 
         Raises:
@@ -317,7 +319,7 @@ class Lease:
             )
             over = seen if self._conditions else seen._replace(version="")
             try:
-                mark(self.fence.store, self.fence.name, self._record.encode(), over=over)
+                put_if(self.fence.store, self.fence.name, self._record.encode(), over=over)
                 return
             except RemoteFailure as failure:
                 if failure.status != 501 or not self._conditions:
@@ -364,7 +366,8 @@ def acquire(
     id, watch = uuid.uuid4().hex, _Watch(takeover, job, attempt)
     while True:
         number = max(_numbers(place, prefix), default=0)
-        wait = watch.wait(number, look(place, _name(prefix, number), BYTES)) if number else 0.0
+        last = read_versioned(place, _name(prefix, number), BYTES) if number else None
+        wait = watch.wait(number, last) if number else 0.0
         if wait is None:
             raise ConflictError(busy, where=store.root, why=watch.holder, fix=fix)
         if wait > 0:
@@ -385,16 +388,16 @@ def acquire(
         )
         fence = Fence(place, prefix, number + 1, id)
         try:
-            mark(place, fence.name, record.encode(), over=None)
+            put_if(place, fence.name, record.encode(), over=None)
         except ConflictError:  # somebody was faster, or what is there is no file
             watch.missed(fence.number)
             continue
         for older in _numbers(place, prefix):
             if older < fence.number:  # its holder finds it gone
                 with contextlib.suppress(OlmError):  # or finds the higher one
-                    if seen := look(place, _name(prefix, older), BYTES):
+                    if seen := read_versioned(place, _name(prefix, older), BYTES):
                         fence.check()  # once all are gone, numbers begin again: this one is older
-                        unmark(place, _name(prefix, older), over=seen)
+                        delete_if(place, _name(prefix, older), over=seen)
         return Lease(fence, record, note)
 
 
@@ -471,5 +474,5 @@ def _numbers(store: Store, prefix: str) -> list[int]:
 
 
 def _read(store: Store, name: str) -> Record | None:
-    seen = look(store, name, BYTES)
+    seen = read_versioned(store, name, BYTES)
     return None if seen is None else Record.decode(seen.data)

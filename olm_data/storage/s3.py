@@ -28,8 +28,8 @@ from olm_data.redaction import echoes, hold
 from olm_data.storage import service
 from olm_data.storage.async_http import Bounded, Sending, bounded, event_loop, one_attempt, run
 from olm_data.storage.file_part import Slice
-from olm_data.storage.in_clear import warn_in_clear
 from olm_data.storage.objects import Object, Options, RemoteFailure, Upload
+from olm_data.storage.plaintext_warning import warn_plaintext
 from olm_data.storage.service import (
     WRITER,
     Condition,
@@ -111,7 +111,7 @@ def _guard(client: Any) -> None:
         if request_signer._credentials is not None:
             frozen = await request_signer._credentials.get_frozen_credentials()
             hold(frozen.access_key, frozen.secret_key, frozen.token)
-            warn_in_clear(client.meta.endpoint_url)
+            warn_plaintext(client.meta.endpoint_url)
 
     events = client.meta.events
     # First: botocore's own handler, which follows, looks at what this one leaves in the context.

@@ -26,7 +26,7 @@ from olm_data.config.values import Values
 from olm_data.counts import parse_share
 from olm_data.dataset.inputs import Container, SourceRequest, SpecialPolicy
 from olm_data.errors import UsageError
-from olm_data.kinds import kind_of
+from olm_data.path_kinds import kind_of
 from olm_data.storage.objects import Options, use_options
 
 FieldValue = str | float | Fraction | Sequence[str] | None

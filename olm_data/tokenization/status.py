@@ -24,7 +24,7 @@ from olm_data.dataset.plan import Plan, plan_digests
 from olm_data.dataset.record import HEADER_BYTES, RECORD, tokens_header, tokens_suffix
 from olm_data.dataset.shard import ENDS
 from olm_data.errors import InputError, ValidationError, typed
-from olm_data.kinds import kind_of, nearest, require
+from olm_data.path_kinds import kind_of, nearest, require
 from olm_data.printing import Ordinal, Seconds, record, table
 from olm_data.runners.base import Count
 from olm_data.runners.heartbeat import PARENT, Beat, read_beats

@@ -21,7 +21,7 @@ from olm_data.dataset.manifest import JOB
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import InputError, OlmError, ValidationError, typed
-from olm_data.kinds import kind_of, nearest, wrong_kind
+from olm_data.path_kinds import kind_of, nearest, wrong_kind
 from olm_data.sources.own import refuse_untrusted, untrusted
 from olm_data.storage.store import Store, read_json, write_json
 from olm_data.tokenization.job import FindDuplicates, TokenizeJob

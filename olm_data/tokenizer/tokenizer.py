@@ -28,7 +28,7 @@ import numpy as np
 
 from olm_data.bounded_json import MalformedJson, decode_configuration, digest
 from olm_data.errors import InputError, UsageError, printable, said_by, suggest
-from olm_data.kinds import nearest
+from olm_data.path_kinds import nearest
 from olm_data.storage.hub import hub_file
 from olm_data.tokenizer.definition import Definition, Form
 from olm_data.tokenizer.probe import probe

@@ -137,7 +137,7 @@ class TrainingRun(Run, Protocol):
 
     def tell(self, event: Event, step: int, text: str) -> None: ...
     def save_checkpoint(self, kind: Kind, *, wait: bool = False) -> None: ...
-    def finish_save(self, *, must: bool = False) -> None: ...
+    def finish_save(self, *, raise_on_error: bool = False) -> None: ...
     def load_checkpoint(self, checkpoint: Checkpoint) -> None: ...
     def flush_metrics(self) -> None: ...
     def take_step(self, batches: Sequence[Any]) -> Mapping[str, Tensor | float]: ...
@@ -186,17 +186,19 @@ class Callback(Config):
         """
         return {}
 
-    def evaluate_now(self, *, to_the_end: bool = False) -> Mapping[str, Mapping[str, float]] | None:
+    def evaluate_now(
+        self, *, ignore_stop: bool = False
+    ) -> Mapping[str, Mapping[str, float]] | None:
         """Return results of the model as it is now, by data set; every rank calls it.
 
         Asked for while other weights are in the model's place. Nothing is logged; default: none.
 
         Args:
-            to_the_end: whatever signal comes; else None is returned where one came meanwhile.
+            ignore_stop: whatever signal comes; else None is returned where one came meanwhile.
         """
         return {}
 
-    def named_steps(self) -> Mapping[str, Sequence[int]]:
+    def explicit_steps(self) -> Mapping[str, Sequence[int]]:
         """Return the steps that options name, by option; default: none.
 
         Of those after the last step of the run a note is made before the first one.
@@ -264,7 +266,7 @@ class Callback(Config):
     def evaluate(self) -> None:
         """Runs after `post_step` of all callbacks, and after `pre_train`: looks at the weights."""
 
-    def left_to_do(self) -> list[str]:
+    def pending(self) -> list[str]:
         """Return what is still to do for a run that has ended, by name.
 
         Called after `load_state_dict`, where no step is left. If there is something, the weights
@@ -303,9 +305,9 @@ class Callback(Config):
 
 def unreached(trainer: TrainingRun) -> list[str]:
     """Return what options ask for after the last step of a run, a line each."""
-    last, named = trainer.stop_step, dict(trainer.checkpoints.config.named_steps())
+    last, named = trainer.stop_step, dict(trainer.checkpoints.config.explicit_steps())
     for name, callback in trainer.callbacks.items():
-        named |= {f"{name}.{option}": [*s] for option, s in callback.named_steps().items()}
+        named |= {f"{name}.{option}": [*s] for option, s in callback.explicit_steps().items()}
     late = {option: [step for step in steps if step > last] for option, steps in named.items()}
     return [
         f"trainer.callbacks.{printable(option)}: the run ends at step {last:,}, before step "

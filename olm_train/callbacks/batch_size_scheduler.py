@@ -77,7 +77,7 @@ class BatchSizeSchedulerCallback(Callback):
             sizes = sizes.then(first, size)
         return sizes
 
-    def named_steps(self) -> dict[str, list[int]]:
+    def explicit_steps(self) -> dict[str, list[int]]:
         return {"schedule": [step for step, _ in self.trainer.data_loader.batch_sizes.changes]}
 
     def post_attach(self) -> None:

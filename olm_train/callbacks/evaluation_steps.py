@@ -18,7 +18,7 @@ class EvaluationSteps(Callback):
     eval_on_startup: bool = False
     eval_on_finish: bool = True
 
-    def named_steps(self) -> dict[str, list[int]]:
+    def explicit_steps(self) -> dict[str, list[int]]:
         only = not (self.fixed_steps or self.eval_on_startup or self.eval_on_finish)
         return {
             "fixed_steps": self.fixed_steps or [],

@@ -63,7 +63,7 @@ class Evaluations(EvaluationSteps):
     def load_state_dict(self, state: JsonObject) -> None:
         self._last, self._made = state["last"], dict(state.get("made", {}))
 
-    def left_to_do(self) -> list[str]:
+    def pending(self) -> list[str]:
         """Return what was not there when the run ended."""
         trainer = self.trainer
         left, folders = self._due(), self.folders()
@@ -100,7 +100,7 @@ class Evaluations(EvaluationSteps):
             # No start comes after the last step that could make it: save first, then finish it.
             trainer.save_checkpoint(Kind.final, wait=True)
             with trainer.pause():
-                results = self._evaluate(names, to_the_end=True)
+                results = self._evaluate(names, ignore_stop=True)
         if results is not None:
             before = self._made if self._last == step else {}
             folders = self.folders()
@@ -111,22 +111,22 @@ class Evaluations(EvaluationSteps):
             if self.cancel_after_first_eval:
                 trainer.cancel_run("the first evaluation is made", by=self.called)
 
-    def evaluate_now(self, *, to_the_end: bool = False) -> dict[str, dict[str, float]] | None:
+    def evaluate_now(self, *, ignore_stop: bool = False) -> dict[str, dict[str, float]] | None:
         """Return results of the model as it is now; None where a signal came meanwhile."""
-        return self._evaluate(list(self.folders()), to_the_end=to_the_end)
+        return self._evaluate(list(self.folders()), ignore_stop=ignore_stop)
 
     def _evaluate(
-        self, names: Sequence[str], *, to_the_end: bool = False
+        self, names: Sequence[str], *, ignore_stop: bool = False
     ) -> dict[str, dict[str, float]] | None:
         """Return the results, or None when a signal came: then they are made after the restart.
 
         Args:
             names: of what is evaluated on.
-            to_the_end: whatever signal comes.
+            ignore_stop: whatever signal comes.
         """
         results = {}
         for name in names:
-            found = self.measure(name, None if to_the_end else self.trainer.ask_to_stop)
+            found = self.measure(name, None if ignore_stop else self.trainer.ask_to_stop)
             if found is None:
                 return None
             results[name] = found

@@ -142,6 +142,6 @@ class Callbacks(dict[str, Callback]):
                     f"note: no callback {printable(name)} here takes the state it has there"
                 )
 
-    def left_to_do(self) -> list[str]:
+    def pending(self) -> list[str]:
         """Return what they still have to do for a run that has ended."""
-        return [text for callback in self.values() for text in callback.left_to_do()]
+        return [text for callback in self.values() for text in callback.pending()]

@@ -115,7 +115,7 @@ class MetricsLoggerCallback(Callback):
             self._writer.sync()
         return {}
 
-    def left_to_do(self) -> list[str]:
+    def pending(self) -> list[str]:
         """Return the line of the end, where the run was killed after its last checkpoint."""
         folder = self.trainer.work_dir
 

@@ -108,7 +108,7 @@ class SequenceLengthSchedulerCallback(Callback):
         self._length: int | None = None  # of the rows of the last step
         self._left_out = 0
 
-    def named_steps(self) -> dict[str, list[int]]:
+    def explicit_steps(self) -> dict[str, list[int]]:
         return {"warmup_steps": [self.warmup_steps]}
 
     def post_attach(self) -> None:

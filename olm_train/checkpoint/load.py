@@ -17,7 +17,7 @@ from torch import Tensor
 
 from olm_data.bounded_json import JsonObject, MalformedJson, decode
 from olm_data.errors import OlmError, ValidationError, printable
-from olm_data.kinds import NO_TEXT, kind_of, wrong_kind
+from olm_data.path_kinds import NO_TEXT, kind_of, wrong_kind
 from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.documents import RunState

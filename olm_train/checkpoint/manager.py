@@ -238,11 +238,11 @@ class CheckpointManager:
         )
         thread.start()
 
-    def finish(self, *, must: bool = False) -> str | None:
+    def finish(self, *, raise_on_error: bool = False) -> str | None:
         """Wait for the save that is running; return its folder, None if there is none or it failed.
 
         Args:
-            must: raise the error of one that failed; else it was said, and training goes on.
+            raise_on_error: of one that failed; else it was said, and training goes on.
 
         Raises:
             ResourceError: it takes longer than the timeout, or a rank was lost.
@@ -254,7 +254,7 @@ class CheckpointManager:
         try:
             folder, removed = running.result(timeout=self.config.save_timeout)
         except (ResourceError, StorageError) as error:
-            if must:
+            if raise_on_error:
                 raise
             self._failure = error
             return None

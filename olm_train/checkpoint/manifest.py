@@ -48,7 +48,7 @@ from olm_data.bounded_json import MalformedJson, Size, decode_object, sha256_fil
 from olm_data.bounded_json import digest as canonical_digest
 from olm_data.decoding import convert
 from olm_data.errors import InputError, OlmError, ResourceError, ValidationError, printable, typed
-from olm_data.kinds import nearest
+from olm_data.path_kinds import nearest
 from olm_data.storage.disk import io_errors
 from olm_data.storage.lease import Fence
 from olm_data.storage.store import Store, read_json

@@ -93,7 +93,7 @@ class CheckpointerConfig(Config):
         """Steps between permanent checkpoints; None: only `save_steps`."""
         return self.save_interval or (None if self.save_steps else 250)
 
-    def named_steps(self) -> dict[str, list[int]]:
+    def explicit_steps(self) -> dict[str, list[int]]:
         """Return the steps that are named one by one, by option."""
         if not self.enabled:
             return {}

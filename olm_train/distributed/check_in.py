@@ -17,7 +17,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from olm_data.errors import ResourceError, UsageError
-from olm_data.storage.in_clear import is_loopback
+from olm_data.storage.plaintext_warning import is_loopback
 
 FAREWELL = timedelta(seconds=10)
 """How long the rank that hosts the store stays for the others to read why they are refused."""

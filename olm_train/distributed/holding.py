@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from olm_data.config.convert import Config
 from olm_data.errors import ConflictError
-from olm_data.kinds import WORDS, kind_of
+from olm_data.path_kinds import WORDS, kind_of
 from olm_data.run_log.run_folder import LEASE
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.lease import (

@@ -24,7 +24,7 @@ import olm_train
 from olm_data.command import for_people
 from olm_data.config.values import with_value
 from olm_data.errors import OlmError, UsageError, printable, shown
-from olm_data.kinds import kind_of, nearest
+from olm_data.path_kinds import kind_of, nearest
 
 if TYPE_CHECKING:
     from olm_train.distributed.preempt import Preemption

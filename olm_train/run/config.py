@@ -34,8 +34,8 @@ from olm_data.config.hints import (
 )
 from olm_data.config.values import Values
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
-from olm_data.kinds import nearest
 from olm_data.mixture.lock import Lock
+from olm_data.path_kinds import nearest
 from olm_data.regular_files import read_regular
 from olm_data.rows.cache_plan import DEFAULT_FOLDER, CacheOptions
 from olm_data.storage.lease import TAKEOVER_SECONDS
@@ -325,7 +325,7 @@ class RunConfig(Config):
         microbatch = config.train_module.rank_microbatch_size
         loader = config.data_loader.build(rank_microbatch_size=microbatch, world=world)
         module = TransformerTrainModule(
-            config.train_module, config.model, seed=config.seed, world=world, draw=False
+            config.train_module, config.model, seed=config.seed, world=world, init=False
         )
         trainer = config.trainer
         # An option of one name with an argument is that argument; callbacks are built first.

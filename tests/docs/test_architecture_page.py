@@ -8,16 +8,14 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
-import re
 import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.installed import install
+from support.installed import install_block
 from support.pages import REPOSITORY, Block, printed, read_page
 from support.reading import read_plan
 from support.small_datasets import write_dataset
@@ -38,16 +36,6 @@ MANIFEST = next(
     b.text.split("<<'YAML'\n")[1].split("YAML\n")[0] for b in BLOCKS if "mix.yaml" in b.text
 )
 S = 16
-
-
-def install_block(text: str, folder: Path) -> str:
-    """What a block that writes a module and its package would install; the module's name."""
-    files = dict(re.findall(r"^cat > (\S+) <<'\w+'\n(.*?)^[A-Z]+$", text, re.MULTILINE | re.DOTALL))
-    project = tomllib.loads(files.pop("pyproject.toml"))["project"]
-    ((module, code),) = files.items()
-    (folder / module).write_text(code)
-    install(folder, project["name"], project["entry-points"])
-    return module.removesuffix(".py")
 
 
 @pytest.fixture

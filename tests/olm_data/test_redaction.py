@@ -21,7 +21,7 @@ from olm_data import redaction
 from olm_data.errors import InputError, UsageError, refuse_secrets, said_by, words
 from olm_data.redaction import echoes, hold, names_credentials, redacted
 from olm_data.runners.outcome import attempt
-from olm_data.storage.in_clear import is_loopback, warn_in_clear
+from olm_data.storage.plaintext_warning import is_loopback, warn_plaintext
 
 SHAPES = {
     "user in a URL": "see https://canaryuser:canarypass@host/x",
@@ -287,7 +287,7 @@ def test_s9_an_address_in_clear_is_said_once(
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="olm_data"):
         for _ in range(3):
-            warn_in_clear(address)
+            warn_plaintext(address)
     assert len(caplog.records) == told
     assert not told or "is not encrypted" in caplog.text
     assert "canary" not in caplog.text

@@ -70,7 +70,7 @@ def _interrupted(module: TransformerTrainModule, folder: Path) -> tuple[Run, Run
     run.losses += rest.losses
     run.norms += rest.norms
     run.weights = rest.weights
-    module = TransformerTrainModule(module.config, MODEL, seed=6, world=module.world, draw=False)
+    module = TransformerTrainModule(module.config, MODEL, seed=6, world=module.world, init=False)
     state = module.state_dict()
     dcp.load(state, checkpoint_id=place)
     module.load_state_dict(state)

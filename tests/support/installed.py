@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,3 +17,13 @@ def install(folder: Path, name: str, entry_points: Mapping[str, Mapping[str, str
     for group, names in entry_points.items():
         lines += [f"[{group}]", *(f"{each} = {path}" for each, path in names.items())]
     (about / "entry_points.txt").write_text("\n".join([*lines, ""]))
+
+
+def install_block(text: str, folder: Path) -> str:
+    """What a block that writes a module and its package would install; the module's name."""
+    files = dict(re.findall(r"^cat > (\S+) <<'\w+'\n(.*?)^[A-Z]+$", text, re.MULTILINE | re.DOTALL))
+    project = tomllib.loads(files.pop("pyproject.toml"))["project"]
+    ((module, code),) = files.items()
+    (folder / module).write_text(code)
+    install(folder, project["name"], project["entry-points"])
+    return module.removesuffix(".py")

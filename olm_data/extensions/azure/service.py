@@ -22,8 +22,8 @@ from olm_data.redaction import hold
 from olm_data.storage import service
 from olm_data.storage.async_http import event_loop, guarded, one_attempt, run
 from olm_data.storage.file_part import Slice
-from olm_data.storage.in_clear import warn_in_clear
 from olm_data.storage.objects import Object, Options, Upload
+from olm_data.storage.plaintext_warning import warn_plaintext
 from olm_data.storage.service import WRITER, Condition, GetResult, Part, Refusal, Service
 
 BLOCK = 16 << 20  # bytes
@@ -41,7 +41,7 @@ class Azure(Service):
     def __init__(self, scheme: str, options: Options) -> None:
         _hold_settings()
         self._fs = _file_system(options)
-        warn_in_clear(self.endpoint())
+        warn_plaintext(self.endpoint())
 
     def endpoint(self) -> str:
         return str(self._fs.service_client.url)

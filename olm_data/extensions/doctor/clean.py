@@ -22,7 +22,7 @@ import msgspec
 from olm_data.counts import counted, duration
 from olm_data.dataset.manifest import PLAN
 from olm_data.errors import InputError, UsageError
-from olm_data.kinds import require
+from olm_data.path_kinds import require
 from olm_data.runners.fork_server import abandoned_sockets
 from olm_data.runners.heartbeat import RUN
 from olm_data.storage.disk import BESIDE, abandoned

@@ -23,7 +23,7 @@ from typing import Literal
 import msgspec
 
 from olm_data.errors import OlmError, ResourceError, StorageError, UsageError
-from olm_data.kinds import kind_of, require
+from olm_data.path_kinds import kind_of, require
 from olm_data.printing import aligned
 from olm_data.storage.disk import existing_parent, locked
 from olm_data.storage.exclusive import (

@@ -32,8 +32,8 @@ from olm_data.redaction import hold
 from olm_data.storage import service
 from olm_data.storage.async_http import event_loop, guarded, one_attempt, run
 from olm_data.storage.file_part import Slice
-from olm_data.storage.in_clear import warn_in_clear
 from olm_data.storage.objects import Object, Options, RemoteFailure, Upload
+from olm_data.storage.plaintext_warning import warn_plaintext
 from olm_data.storage.service import (
     WRITER,
     Condition,
@@ -83,7 +83,7 @@ class Google(Service):
             )
         self._fs = _file_system(options)
         self._sessions: dict[str, _Session] = {}
-        warn_in_clear(self._fs._location)
+        warn_plaintext(self._fs._location)
 
     def endpoint(self) -> str:
         return str(self._fs._location)

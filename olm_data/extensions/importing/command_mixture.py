@@ -41,7 +41,7 @@ def import_mixture(
         manifest_text,
         read_mixture_file,
     )
-    from olm_data.kinds import nearest
+    from olm_data.path_kinds import nearest
     from olm_data.regular_files import MAX_SMALL, read_regular
     from olm_data.storage.output_paths import refuse_output
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from olm_data.dataset.record import RAW_TOKENS, TOKENS
 from olm_data.errors import InputError, UsageError, printable
-from olm_data.kinds import kind_of, wrong_kind
+from olm_data.path_kinds import kind_of, wrong_kind
 from olm_data.sources.passed import SkippedFile
 from olm_data.storage.names import is_working
 from olm_data.storage.store import Store, absolute

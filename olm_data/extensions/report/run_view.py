@@ -44,10 +44,10 @@ from olm_data.extensions.report.run_events import Event, Status, events, status
 from olm_data.extensions.report.step_documents import StepDocuments, step_documents
 from olm_data.extensions.watching.tail import LogTail
 from olm_data.extensions.watching.watched import WatchedTail
-from olm_data.kinds import nearest
 from olm_data.mixture.lock import Lock, lock_of_run
 from olm_data.order.schedule import Schedule
 from olm_data.order.steps import Range, merge_ranges
+from olm_data.path_kinds import nearest
 from olm_data.regular_files import read_regular
 from olm_data.rows.views import LockRows
 from olm_data.run_log.log import METRICS, Evaluation, Start, read_ends, read_starts

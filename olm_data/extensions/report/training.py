@@ -19,8 +19,8 @@ from olm_data.counts import duration, scaled
 from olm_data.errors import InputError
 from olm_data.extensions.report.evaluations import EvaluationTable, plus_minus
 from olm_data.extensions.watching.watched import WatchedEvaluation, read_all_watched
-from olm_data.kinds import nearest
 from olm_data.page import joined, note, part, section, table
+from olm_data.path_kinds import nearest
 from olm_data.run_log.log import METRICS, Evaluation, RunLog
 from olm_data.run_log.metric_names import (
     CE_LOSS,

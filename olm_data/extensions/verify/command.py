@@ -48,7 +48,7 @@ def verify(
     """
     from olm_data.counts import parse_share
     from olm_data.extensions.verify import datasets as verb
-    from olm_data.kinds import kind_of, require
+    from olm_data.path_kinds import kind_of, require
 
     if kind_of(target) == "run":
         refuse_given(("sample", "seed", "deep", "root"), "datasets, and this is a run")

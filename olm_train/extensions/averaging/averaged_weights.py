@@ -102,7 +102,7 @@ class AveragingCallback(Callback):
         mean: RunningMean,
         merge: Merge,
         *,
-        must: bool,
+        raise_on_error: bool,
         otherwise: str = "the merge is tried again",
     ) -> bool:
         """Write a mean, let the evaluators look at it, log what they find; every rank calls it.
@@ -110,8 +110,8 @@ class AveragingCallback(Callback):
         The metrics of the steps in it are read first: what a bad step left is no mean of the run.
 
         Args:
-            must: raise the error of a save that fails, and evaluate whatever signal comes; else the
-                error is said.
+            raise_on_error: of a save that fails, and evaluate whatever signal comes; else the error
+                is said.
             otherwise: what comes of the mean then, for the user.
 
         Returns:
@@ -131,7 +131,7 @@ class AveragingCallback(Callback):
             with trainer.pause():
                 folder = trainer.checkpoints.save_merged({**whole, **means}, merge, suffix)
         except (ResourceError, StorageError) as error:
-            if must:
+            if raise_on_error:
                 raise
             trainer.say(f"warning: {error}\n  training goes on; {otherwise}")
             self._failed = True
@@ -141,7 +141,7 @@ class AveragingCallback(Callback):
         results = dict[str, Mapping[str, float]]()
         with trainer.pause(), in_place_of_weights(trainer.train_module, mean.mean):
             for callback in trainer.callbacks.values():
-                found = callback.evaluate_now(to_the_end=must)
+                found = callback.evaluate_now(ignore_stop=raise_on_error)
                 if found is None:
                     return False
                 results |= {of_averaged(name, suffix): values for name, values in found.items()}

@@ -57,7 +57,7 @@ class EMACallback(AveragingCallback):
         self._average = Average(decay=self.decay)
         self._mean: RunningMean | None = None
 
-    def named_steps(self) -> dict[str, list[int]]:
+    def explicit_steps(self) -> dict[str, list[int]]:
         return {"start_step": [self.start_step + 1]}
 
     def state_dict(self) -> JsonObject:
@@ -71,7 +71,7 @@ class EMACallback(AveragingCallback):
     def tensors(self) -> dict[str, Tensor]:
         return self._running().tensors if self._average.count else {}
 
-    def left_to_do(self) -> list[str]:
+    def pending(self) -> list[str]:
         return ["average of the weights"] if self._is_due() else []
 
     def pre_train(self) -> None:
@@ -100,11 +100,11 @@ class EMACallback(AveragingCallback):
 
     def evaluate(self) -> None:
         if self._is_due() and not self._failed:
-            self._write(must=False)
+            self._write(raise_on_error=False)
 
     def post_train(self) -> None:
         if self._is_due(ended=True):
-            self._write(must=True)
+            self._write(raise_on_error=True)
 
     def _is_due(self, *, ended: bool = False) -> bool:
         average, each, trainer = self._average, self.save_interval, self.trainer
@@ -119,7 +119,7 @@ class EMACallback(AveragingCallback):
             self._mean = self.new_mean()
         return self._mean
 
-    def _write(self, *, must: bool) -> None:
+    def _write(self, *, raise_on_error: bool) -> None:
         average, step = self._average, self.trainer.step
         merge = Merge(
             weights="ema",
@@ -130,5 +130,5 @@ class EMACallback(AveragingCallback):
         )
         ended = step >= self.trainer.stop_step
         otherwise = "it is tried again" if ended else f"no average of step {step:,} is saved"
-        if self.save(self._running(), merge, must=must, otherwise=otherwise):
+        if self.save(self._running(), merge, raise_on_error=raise_on_error, otherwise=otherwise):
             average.written = step

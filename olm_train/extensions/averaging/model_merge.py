@@ -60,7 +60,7 @@ class ModelMergeCallback(AveragingCallback):
         self._windows: dict[int, Window] = {}  # by the step of the merge
         self._means: dict[int, RunningMean] = {}
 
-    def named_steps(self) -> dict[str, list[int]]:
+    def explicit_steps(self) -> dict[str, list[int]]:
         interval = [] if self.merge_interval is None else [self.merge_interval]
         return {"merge_step": self.merge_step, "merge_interval": interval}
 
@@ -79,7 +79,7 @@ class ModelMergeCallback(AveragingCallback):
             for name, tensor in self._mean(end).tensors.items()
         }
 
-    def left_to_do(self) -> list[str]:
+    def pending(self) -> list[str]:
         ends = self._complete()
         if ends and self.is_evaluated():
             return []
@@ -116,10 +116,10 @@ class ModelMergeCallback(AveragingCallback):
 
     def evaluate(self) -> None:
         if not self._failed:
-            self._finish(must=False)
+            self._finish(raise_on_error=False)
 
     def post_train(self) -> None:
-        self._finish(must=True)
+        self._finish(raise_on_error=True)
         for end in self._windows:
             self.trainer.say(
                 f"note: no merge of step {end:,}: the run ended before; what was averaged lies in "
@@ -164,7 +164,7 @@ class ModelMergeCallback(AveragingCallback):
     def _complete(self) -> list[int]:
         return [end for end, w in self._windows.items() if w.first + w.count - 1 == end]
 
-    def _finish(self, *, must: bool) -> None:
+    def _finish(self, *, raise_on_error: bool) -> None:
         """Write and evaluate what is complete, and let go of it."""
         ends, trainer = self._complete(), self.trainer
         ended = trainer.step in ends and trainer.step >= trainer.stop_step
@@ -179,7 +179,7 @@ class ModelMergeCallback(AveragingCallback):
                 last=end,
                 count=window.count,
             )
-            if self.save(self._mean(end), merge, must=must):
+            if self.save(self._mean(end), merge, raise_on_error=raise_on_error):
                 self._drop(end)
             elif self._failed:
                 return

@@ -20,7 +20,7 @@ from olm_data.dataset.eval_set import MANIFEST, EvalSet
 from olm_data.dataset.tokenizer import TokenizerRules, spec_of
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.extensions.watching.watched import Measured
-from olm_data.kinds import is_text_name, nearest
+from olm_data.path_kinds import is_text_name, nearest
 from olm_data.storage.store import Store
 from olm_train.checkpoint.manifest import TOKENIZER
 from olm_train.checkpoint.portable import TrainedModel

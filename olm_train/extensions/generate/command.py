@@ -22,7 +22,7 @@ from olm_data.command import Command, Count, say
 from olm_data.counts import MAX_COUNT
 from olm_data.errors import InputError, UsageError, ValidationError, shown
 from olm_data.extras import needs
-from olm_data.kinds import nearest
+from olm_data.path_kinds import nearest
 from olm_data.regular_files import MAX_WHOLE, read_regular
 from olm_data.run_log.run_folder import Sample
 from olm_data.storage.names import is_unicode

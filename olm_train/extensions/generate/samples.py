@@ -72,7 +72,7 @@ class SamplesCallback(EvaluationSteps):
         self._requests: list[Request] = []
         self._tokenizer: Tokenizer | None = None
 
-    def left_to_do(self) -> list[str]:
+    def pending(self) -> list[str]:
         return ["samples"] if self._due() else []
 
     def pre_train(self) -> None:
@@ -98,7 +98,7 @@ class SamplesCallback(EvaluationSteps):
             return
         trainer = self.trainer
         with trainer.pause():
-            texts = self._write(to_the_end=trainer.step >= trainer.stop_step)
+            texts = self._write(ignore_stop=trainer.step >= trainer.stop_step)
         if texts is None:
             return  # a signal came: they are written after the restart
         samples = StepSamples(
@@ -127,7 +127,7 @@ class SamplesCallback(EvaluationSteps):
 
         return self.is_due() and not trainer.world.on_main(made)
 
-    def _write(self, *, to_the_end: bool) -> list[WrittenText] | None:
+    def _write(self, *, ignore_stop: bool) -> list[WrittenText] | None:
         """Return the text of each prompt on every rank, or None when a signal came."""
         trainer, world = self.trainer, self.trainer.world
         decoder = self._decoder()
@@ -136,7 +136,7 @@ class SamplesCallback(EvaluationSteps):
         writings = [engine.add(request) for request in own]
         with uncompiled(decoder.blocks):
             while world.any(engine.busy):
-                if not to_the_end and trainer.ask_to_stop():
+                if not ignore_stop and trainer.ask_to_stop():
                     return None
                 engine.step(idle=True)
         texts = [(writing.text, writing.finish or "length") for writing in writings]

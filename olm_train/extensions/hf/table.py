@@ -4,6 +4,7 @@ A default here is what an absent field means to the class in transformers, versi
 
 The families of transformers' models that our decoder can be, and which one a model is of.
 
+    FAMILIES, then entry points of `olm_train.hf_families` --> families
     config.json   --family_of_hf-----> Family --config_from_hf--> DecoderConfig
     DecoderConfig --family_of_config-> Family --config_to_hf----> config.json
                                          `-tensors(config)-> each parameter of ours, and the tensors
@@ -18,8 +19,9 @@ loads, trains and exports can all use it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from olm_data import plugins
 from olm_data.errors import InputError, UsageError, printable, suggest
 from olm_train.extensions.hf.attention import (
     WINDOWS_BY_PATTERN,
@@ -354,26 +356,32 @@ FAMILIES: tuple[Family, ...] = (
     GPT2,
 )
 """In this order a shape that several can express becomes the first of them."""
+GROUP = "olm_train.hf_families"
+
+__all__ = ["FAMILIES", "Family", "canonical", "families", "family_of_config", "family_of_hf"]
 
 
-__all__ = ["FAMILIES", "Family", "canonical", "family_of_config", "family_of_hf"]
+def families() -> Iterator[Family]:
+    """Yield our families, then those that packages bring, each imported when it is come to."""
+    yield from FAMILIES
+    for name in plugins.names(GROUP):
+        yield plugins.load(GROUP, name)
 
 
 def family_of_hf(fields: Json) -> Family:
     """Return the family that a config.json is of.
 
     Raises:
-        InputError: it is of none of `FAMILIES`.
+        InputError: it is of none of `families`.
     """
     model_type, named = fields.get("model_type"), fields.get("architectures")
-    by_type = {family.model_type: family for family in FAMILIES}
-    found = by_type.get(model_type) if isinstance(model_type, str) else None
+    found = next((family for family in families() if family.model_type == model_type), None)
     if found is None:
         said = printable(str(model_type)[:60])
         raise InputError(
             f"the model_type {said} is not one that this program knows",
             where="config.json",
-            fix=suggest(said, by_type),
+            fix=suggest(said, [family.model_type for family in families()]),
         )
     if named and named != [found.architecture]:
         raise InputError(
@@ -391,8 +399,9 @@ def family_of_config(config: DecoderConfig) -> Family:
     Raises:
         UsageError: there is none; names what prevents each of the nearest ones.
     """
-    found = {family.name: family.problems(config) for family in FAMILIES}
-    for family in FAMILIES:
+    found = {}
+    for family in families():
+        found[family.name] = family.problems(config)
         if not found[family.name]:
             return family
     near = sorted(found, key=lambda name: len(found[name]))[:3]

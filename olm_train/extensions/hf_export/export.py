@@ -59,6 +59,8 @@ def why_not_computed(job: Job) -> str:
     if job.options.check == "auto":
         if not verify.installed():
             return "logits, greedy text and loss: transformers is not installed"
+        if not verify.knows(model_type := job.family.model_type):
+            return f"logits, greedy text and loss: transformers has no class for a {model_type}"
         needed, here = verify.room_needed(job.config.num_params), verify.room_here()
         if needed > here:
             return (
@@ -170,7 +172,7 @@ def export(
     if (done := there(place, job.claim)) is not None:
         return Result(done, output, already=True)
     if options.check == "transformers":
-        verify.require()
+        verify.require(job.family.model_type)
     tokenizer = job.tokenizer  # refused before anything is written
     with place.draft(job.claim.encode()) as draft, io_errors(output, writing=True):
         receipt = _write(job, draft, tokenizer, remote=place.remote, watch=watch)

@@ -99,7 +99,7 @@ class HFExporterCallback(Callback):
                 fix="let checkpoints be saved, or leave hf_exporter out",
             )
 
-    def left_to_do(self) -> list[str]:
+    def pending(self) -> list[str]:
         missing = self.trainer.world.on_main(self._missing)
         return [f"export of step {step:,}" for step in missing]
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from olm_data.errors import ValidationError
+from olm_data.errors import UsageError, ValidationError
 from olm_data.extras import needs
 from olm_data.model_receipt import LossProof, ModelProof
 from olm_train.model.config import DecoderConfig
@@ -43,14 +43,28 @@ def installed() -> bool:
     return find_spec("transformers") is not None
 
 
-def require() -> None:
-    """Refuse to go on without transformers.
+def knows(model_type: str) -> bool:
+    """Whether transformers, or a package that has registered with it, has a class for a model."""
+    from transformers import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING
+
+
+def require(model_type: str) -> None:
+    """Refuse to go on without transformers, or a class in it.
 
     Raises:
         MissingExtra: it is not installed.
+        UsageError: it has no class for the model.
     """
     with needs("comparing with transformers", where="--verify transformers"):
-        import transformers  # noqa: F401
+        known = knows(model_type)
+    if not known:
+        raise UsageError(
+            f"transformers has no class for a {model_type}",
+            where="--verify transformers",
+            fix="leave it out: then tensors and ids are compared",
+        )
 
 
 def room_needed(parameters: int) -> int:

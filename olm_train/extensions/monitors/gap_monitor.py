@@ -198,7 +198,7 @@ class GAPMonitorCallback(Callback):
     dump_gradients_step_interval: Annotated[PositiveInt, _OF_DUMPS] = 1
     dump_gradients_save_first_n: Annotated[PositiveInt | None, _OF_DUMPS] = None
 
-    def named_steps(self) -> dict[str, list[int]]:
+    def explicit_steps(self) -> dict[str, list[int]]:
         return {"dump_gradients_start_step": [self.dump_gradients_start_step]}
 
     def __post_init__(self) -> None:

@@ -58,7 +58,7 @@ class MetricSaverCallback(Callback):
         self._metrics: dict[str, float | None] = {}
         self._step = 0
 
-    def named_steps(self) -> dict[str, list[int]]:
+    def explicit_steps(self) -> dict[str, list[int]]:
         interval = [] if self.save_interval is None else [self.save_interval]
         return {"fixed_steps": self.fixed_steps or [], "save_interval": interval}
 
@@ -79,7 +79,7 @@ class MetricSaverCallback(Callback):
         self._step, kept = state.get("step", 0), state.get("metrics", {})
         self._metrics = {name: value for name, value in kept.items() if self._wants(name)}
 
-    def left_to_do(self) -> list[str]:
+    def pending(self) -> list[str]:
         """Return the last file, where the run was killed before it was there."""
         name = self.final_metrics_fname
         written = self.trainer.world.on_main(lambda: self._written(name))

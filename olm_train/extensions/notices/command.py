@@ -21,7 +21,7 @@ from olm_data.command import Command, say
 from olm_data.counts import duration
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.extensions.watching.follow import last_step
-from olm_data.kinds import nearest
+from olm_data.path_kinds import nearest
 from olm_data.run_log.log import End, read_ends
 from olm_data.run_log.run_folder import LEASE
 from olm_data.storage.lease import Record, newest

@@ -75,7 +75,7 @@ class ProfilerCallback(Callback):
         self._range: record_function | None = None
         self._chosen = False
 
-    def named_steps(self) -> dict[str, list[int]]:
+    def explicit_steps(self) -> dict[str, list[int]]:
         return {} if self.skip_first is None else {"skip_first": [self.skip_first + 1]}
 
     def pre_train(self) -> None:

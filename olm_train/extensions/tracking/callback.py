@@ -88,7 +88,7 @@ class TrackerCallback(Callback):
     def post_attach(self) -> None:
         self.check_installed()
 
-    def left_to_do(self) -> list[str]:
+    def pending(self) -> list[str]:
         """Return the tracker, where the run was killed before it had the last steps."""
         folder = self.trainer.work_dir
         behind = self.trainer.world.on_main(lambda: is_behind(folder, self.kind))

@@ -22,7 +22,7 @@ from olm_data.config.values import Values
 from olm_data.errors import InputError, OlmError, StorageError, UsageError, printable, suggest
 from olm_data.extensions.watching.follow import last_step
 from olm_data.extras import needs
-from olm_data.kinds import nearest
+from olm_data.path_kinds import nearest
 from olm_data.redaction import redacted
 from olm_data.run_log.log import METRICS, read_starts
 from olm_data.storage.store import is_remote

@@ -26,8 +26,8 @@ from olm_data.storage.lease import (
     Record,
     Seen,
     acquire,
-    look,
-    mark,
+    put_if,
+    read_versioned,
 )
 from olm_data.storage.process import this_process
 from olm_data.storage.store import Store
@@ -76,7 +76,7 @@ def left(store: Store, **changes: object) -> Record:
     record = msgspec.structs.replace(record, **changes)
     if not store.remote:
         Path(store.root).mkdir(exist_ok=True)
-    mark(store, "lease-000004.json", record.encode(), over=None)
+    put_if(store, "lease-000004.json", record.encode(), over=None)
     return record
 
 
@@ -133,7 +133,7 @@ def test_one_sign_of_life_is_enough(tmp_path: Path) -> None:
 
     def beat(text: str) -> None:
         changed = msgspec.structs.replace(record, beat=record.beat + 1)
-        mark(store, "lease-000004.json", changed.encode(), over=Seen(record.encode(), ""))
+        put_if(store, "lease-000004.json", changed.encode(), over=Seen(record.encode(), ""))
 
     with pytest.raises(ConflictError, match="busy"):
         take(store, beat, takeover=6.0)
@@ -238,7 +238,7 @@ def test_a_store_that_is_down_costs_a_warning_and_not_the_lease(
         raise OSError("no route to host")
 
     with monkeypatch.context() as patch:
-        patch.setattr(under_test, "look", down)
+        patch.setattr(under_test, "read_versioned", down)
         wait_until(lambda: said, "a warning")
     assert said == ["warning: the lease cannot be kept fresh: no route to host"]
     lease.check()
@@ -293,14 +293,14 @@ def paused(
     """A store, a lease in it, and its first sign of life, on its way to the store."""
     kind, pause = request.param, Pause()
     if kind == "local":
-        store, real = Store(tmp_path / "run"), under_test.mark
+        store, real = Store(tmp_path / "run"), under_test.put_if
 
         def held(*args: object, **named: object) -> None:
             if named["over"] is not None and not pause.reached.is_set():
                 pause.hold()
             real(*args, **named)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(under_test, "mark", held)
+        monkeypatch.setattr(under_test, "put_if", held)
         lease = take(store, takeover=TAKEOVER)
         assert pause.reached.wait(600)
         yield store, lease, pause
@@ -369,18 +369,18 @@ def test_one_that_gives_back_late_does_not_remove_another_lease_of_its_number(
     place = str(tmp_path / "run")
     if kind == "s3":
         place = f"s3://{request.getfixturevalue('s3')['bucket']}/{tmp_path.name}"
-    store, real = Store(place), under_test.unmark
+    store, real = Store(place), under_test.delete_if
     others: list[Lease] = []
 
     def late(*args: Any, **named: Any) -> None:
-        monkeypatch.setattr(under_test, "unmark", real)
-        zombie._mark(released=True)  # for the next one to start at once
+        monkeypatch.setattr(under_test, "delete_if", real)
+        zombie._renew(released=True)  # for the next one to start at once
         take(store).release(keep=False)
         others.append(take(store))
         real(*args, **named)
 
     zombie = take(store)
-    monkeypatch.setattr(under_test, "unmark", late)
+    monkeypatch.setattr(under_test, "delete_if", late)
     zombie.release(keep=False)
     (third,) = others
     assert third.fence.number == zombie.fence.number
@@ -399,7 +399,7 @@ def test_a_sign_of_life_that_comes_late_does_not_take_back_what_was_given_back(
     lease.release(keep=True)
     pause.over.set()
     beating.join(600)
-    seen = look(store, lease.fence.name, BYTES)
+    seen = read_versioned(store, lease.fence.name, BYTES)
     assert seen is not None
     record = Record.decode(seen.data)
     assert record is not None

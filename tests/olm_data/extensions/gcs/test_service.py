@@ -9,7 +9,7 @@ from support.clouds import environment
 from support.store_proxy import Exchange, answer, store_proxy
 
 from olm_data.errors import ConflictError
-from olm_data.storage.lease import look, mark, unmark
+from olm_data.storage.lease import delete_if, put_if, read_versioned
 from olm_data.storage.objects import RemoteFailure
 from olm_data.storage.store import Store
 
@@ -55,13 +55,13 @@ def test_a_delete_names_the_generation_that_was_seen(
         for name, value in environment("gs", proxy.url).items():
             monkeypatch.setenv(name, value)
         store = Store(f"gs://{gs_server['bucket']}/{tmp_path.name}")
-        mark(store, "a", b"first", over=None)
-        before = look(store, "a", 5)
+        put_if(store, "a", b"first", over=None)
+        before = read_versioned(store, "a", 5)
         assert before is not None
         proxy.inject(refuses, method="DELETE", times=None)
         with pytest.raises(ConflictError):
-            unmark(store, "a", over=before)
+            delete_if(store, "a", over=before)
         assert f"ifGenerationMatch={before.version}" in asked[0]
         proxy.clear()
-        unmark(store, "a", over=before)
-        assert look(store, "a", 5) is None
+        delete_if(store, "a", over=before)
+        assert read_versioned(store, "a", 5) is None

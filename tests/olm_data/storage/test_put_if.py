@@ -1,4 +1,4 @@
-"""A mark: written only over what was seen, on every store that can be written."""
+"""A small file is written only over what was seen, on every store that can be written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from support.clouds import environment
 
 from olm_data.errors import ConflictError
-from olm_data.storage.lease import Seen, look, mark, unmark
+from olm_data.storage.lease import Seen, delete_if, put_if, read_versioned
 from olm_data.storage.store import Store
 
 
@@ -40,32 +40,32 @@ def strict(store: Store) -> Store:
 
 
 def seen(store: Store) -> Seen:
-    found = look(store, "a", 5)
+    found = read_versioned(store, "a", 5)
     assert found is not None
     return found
 
 
 def test_what_was_seen_is_replaced_and_what_changed_since_is_not(store: Store) -> None:
-    assert look(store, "a", 5) is None
-    mark(store, "a", b"first", over=None)
+    assert read_versioned(store, "a", 5) is None
+    put_if(store, "a", b"first", over=None)
     with pytest.raises(ConflictError):
-        mark(store, "a", b"other", over=None)
+        put_if(store, "a", b"other", over=None)
     before = seen(store)
-    mark(store, "a", b"later", over=before)
+    put_if(store, "a", b"later", over=before)
     assert seen(store).data == b"later"
     with pytest.raises(ConflictError) as refused:
-        mark(store, "a", b"other", over=before)
+        put_if(store, "a", b"other", over=before)
     assert refused.value.where == store.url("a")
     assert seen(store).data == b"later"
 
 
 def test_what_was_removed_since_stays_away(store: Store) -> None:
-    mark(store, "a", b"first", over=None)
+    put_if(store, "a", b"first", over=None)
     before = seen(store)
     store.delete("a")
     with pytest.raises(ConflictError):
-        mark(store, "a", b"later", over=before)
-    assert look(store, "a", 5) is None
+        put_if(store, "a", b"later", over=before)
+    assert read_versioned(store, "a", 5) is None
 
 
 def test_an_empty_file_is_seen_as_one(store: Store) -> None:
@@ -77,7 +77,7 @@ def test_an_empty_file_is_seen_as_one(store: Store) -> None:
 def made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store whose file `a` another process makes again, with the same bytes, while it is read."""
     store, real = Store(tmp_path), os.pread
-    mark(store, "a", b"first", over=None)
+    put_if(store, "a", b"first", over=None)
 
     def pread(handle: int, size: int, at: int) -> bytes:
         data = real(handle, size, at)
@@ -92,31 +92,31 @@ def made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 def test_a_file_made_again_between_look_and_write_is_not_the_one_that_was_seen(
     tmp_path: Path, made_again: Store
 ) -> None:
-    mark(made_again, "a", b"later", over=Seen(b"first", ""))
+    put_if(made_again, "a", b"later", over=Seen(b"first", ""))
     assert (tmp_path / "a").read_bytes() == b"first"
 
 
 def test_only_what_was_seen_is_removed_and_what_is_gone_is_no_error(strict: Store) -> None:
-    mark(strict, "a", b"first", over=None)
+    put_if(strict, "a", b"first", over=None)
     before = seen(strict)
-    mark(strict, "a", b"later", over=before)
+    put_if(strict, "a", b"later", over=before)
     with pytest.raises(ConflictError) as refused:
-        unmark(strict, "a", over=before)
+        delete_if(strict, "a", over=before)
     assert refused.value.where == strict.url("a")
     after = seen(strict)
     assert after.data == b"later"
-    unmark(strict, "a", over=after)
-    assert look(strict, "a", 5) is None
-    unmark(strict, "a", over=after)
+    delete_if(strict, "a", over=after)
+    assert read_versioned(strict, "a", 5) is None
+    delete_if(strict, "a", over=after)
 
 
 def test_what_was_removed_and_made_again_since_is_not_removed(strict: Store) -> None:
-    mark(strict, "a", b"first", over=None)
+    put_if(strict, "a", b"first", over=None)
     before = seen(strict)
     strict.delete("a")
-    mark(strict, "a", b"other", over=None)
+    put_if(strict, "a", b"other", over=None)
     with pytest.raises(ConflictError):
-        unmark(strict, "a", over=before)
+        delete_if(strict, "a", over=before)
     assert seen(strict).data == b"other"
 
 
@@ -124,16 +124,16 @@ def test_on_a_disk_a_file_made_again_while_it_is_compared_stays(
     tmp_path: Path, made_again: Store
 ) -> None:
     with pytest.raises(ConflictError):
-        unmark(made_again, "a", over=Seen(b"first", ""))
+        delete_if(made_again, "a", over=Seen(b"first", ""))
     assert (tmp_path / "a").read_bytes() == b"first"
 
 
 def test_on_a_disk_one_process_at_a_time_removes(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    mark(store, "a", b"first", over=None)
+    put_if(store, "a", b"first", over=None)
     with open(tmp_path / "a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(ConflictError):
-            unmark(store, "a", over=Seen(b"first", ""))
-    unmark(store, "a", over=Seen(b"first", ""))
+            delete_if(store, "a", over=Seen(b"first", ""))
+    delete_if(store, "a", over=Seen(b"first", ""))
     assert not (tmp_path / "a").exists()

@@ -11,7 +11,7 @@ from support.own_data import Own
 
 from olm_data.errors import InputError, ValidationError
 from olm_train.distributed.world import World
-from olm_train.trainer import draw
+from olm_train.trainer import next_batches
 
 
 def _drawn() -> tuple[list[bool], list[str]]:
@@ -20,7 +20,7 @@ def _drawn() -> tuple[list[bool], list[str]]:
     loader: Any = Own(None, ends=2 + rank)  # rank 1 has a step more
     said: list[str] = []
     steps = iter(loader)
-    given = [draw(steps, loader, world, reached=n, say=said.append) for n in range(3)]
+    given = [next_batches(steps, loader, world, reached=n, say=said.append) for n in range(3)]
     return [batches is not None for batches in given], said
 
 
@@ -32,4 +32,4 @@ def test_data_of_unknown_length_end_on_all_ranks_at_once_and_what_is_left_out_is
 def test_an_end_before_the_length_that_was_said_is_an_error() -> None:
     for loader, kind in ((Own(3), ValidationError), (Own(None), InputError)):
         with pytest.raises(kind):
-            draw(iter([]), loader, World(), reached=0, say=print)
+            next_batches(iter([]), loader, World(), reached=0, say=print)

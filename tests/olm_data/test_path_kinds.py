@@ -12,8 +12,8 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.cli import cli
 from olm_data.errors import OlmError
-from olm_data.kinds import kind_of, nearest, require
 from olm_data.mixture.mix import mix
+from olm_data.path_kinds import kind_of, nearest, require
 from olm_data.sources.formats import CODECS, FORMATS, format_of
 
 

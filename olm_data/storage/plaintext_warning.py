@@ -14,7 +14,7 @@ from olm_data.errors import words
 _log = logging.getLogger(__name__)
 
 
-def warn_in_clear(address: str) -> None:
+def warn_plaintext(address: str) -> None:
     """Say once a run that requests to this address can be read on the way.
 
     Args:
@@ -22,11 +22,11 @@ def warn_in_clear(address: str) -> None:
     """
     first = multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
     if first:
-        _warn_in_clear(address)
+        _warn_plaintext(address)
 
 
 @lru_cache(maxsize=64)
-def _warn_in_clear(address: str) -> None:
+def _warn_plaintext(address: str) -> None:
     place = urlsplit(address)
     if place.scheme == "http" and not is_loopback(place.hostname or ""):
         _log.warning(
