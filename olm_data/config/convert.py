@@ -30,6 +30,7 @@ from olm_data.config.hints import Annotations, ExtraFields, FilePath, Needs, One
 from olm_data.config.import_path import is_import_path, load_class
 from olm_data.config.path import KeyPath, dotted
 from olm_data.config.values import Values
+from olm_data.counts import parse_count
 from olm_data.decoding import convert
 from olm_data.errors import OlmError, UsageError, nearest_of, printable, quoted, suggest
 from olm_data.plugins import names, ours, path_of
@@ -118,12 +119,22 @@ def _of_kind(kind: Any, hint: Any, value: Any, values: Values, path: KeyPath) ->
     if kind is Fraction and type(value) is int:
         value = Fraction(value)
     try:
-        found = convert(values.whole(value) if kind is int else value, kind)
+        found = convert(_whole(value, values) if kind is int else value, kind)
     except msgspec.ValidationError:
         raise _wrong_type(values, path, hint, value) from None
     if isinstance(found, float) and not math.isfinite(found):
         raise _wrong_type(values, path, hint, value)
     return found
+
+
+def _whole(value: Any, values: Values) -> Any:
+    """Return the integer that `1e6` or `95B` spells, anything else as it is."""
+    if isinstance(value, float | Fraction) and value == value // 1:
+        return int(value)
+    if isinstance(value, str) and not values.digits_only:
+        with contextlib.suppress(UsageError):
+            return parse_count(value)
+    return value
 
 
 def _is_part(parts: Parts, kind: Any, value: Any) -> bool:
@@ -213,7 +224,9 @@ def _one_of(union: Any, value: Any, values: Values, path: KeyPath) -> Any:
         if name not in named:
             raise unknown_kind(values, path, name, named)
         return _convert(named[name], value, values, path)
-    for kind in kinds:
+    for kind in sorted(kinds, key=lambda kind: value not in choices(kind)):
+        if is_section(kind) and not isinstance(value, (dict, str, kind)):
+            continue  # without wording why
         with contextlib.suppress(UsageError):
             return _convert(kind, value, values, path)
     raise _wrong_type(values, path, Union[kinds], value)  # noqa: UP007  # built at run time

@@ -6,16 +6,13 @@ key path --where--> "train.yaml:12" or "--a.b[0].c"
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from olm_data.config.path import KeyPath, PlainMapping, parse_path, put
-from olm_data.counts import parse_count
 from olm_data.errors import UsageError, ValidationError, printable, suggest
 from olm_data.path_kinds import nearest
 from olm_data.regular_files import MAX_CONFIG, read_regular
@@ -179,15 +176,6 @@ class Values:
         some = copy(self)
         some.data = {name: self.data[name] for name in names if name in self.data}
         return some
-
-    def whole(self, value: Any) -> Any:
-        """Return the integer that `1e6` or `95B` spells, anything else as it is."""
-        if isinstance(value, float | Fraction) and value == value // 1:
-            return int(value)
-        if isinstance(value, str) and not self.digits_only:
-            with contextlib.suppress(UsageError):
-                return parse_count(value)
-        return value
 
 
 def _is_below(key: KeyPath, path: KeyPath) -> bool:

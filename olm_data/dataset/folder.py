@@ -12,7 +12,7 @@ from olm_data.dataset.manifest import EXCLUDED, JOB, MANIFEST, PLAN, VALIDATION
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.storage.disk import refuse_file_above
 from olm_data.storage.names import is_working
-from olm_data.storage.output_paths import refuse_foreign, refuse_output
+from olm_data.storage.output_paths import refuse_foreign
 from olm_data.storage.store import Store
 
 _FILES = {MANIFEST, PLAN, JOB, TOKENIZER, EXCLUDED}
@@ -43,9 +43,8 @@ def refuse_dataset_folder(store: Store) -> None:
     """Refuse to make a dataset in a folder that holds a user's own files.
 
     Raises:
-        UsageError: it is the root or the home folder, or holds such files and no dataset.
+        UsageError: it holds such files and no dataset.
     """
-    refuse_output(store.root)
     refuse_foreign(store, foreign, PLAN, MANIFEST)
 
 

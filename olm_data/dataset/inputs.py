@@ -9,7 +9,7 @@ Also: what options of tokenising may be: the words that plans, manifests and rec
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeVar, get_args
 
 import msgspec
 
@@ -168,14 +168,15 @@ class RecordOptions(
     on_invalid: OnInvalid = "skip"
     on_unknown: OnUnknown = "keep"
 
-    def __post_init__(self) -> None:
-        for name in ("on_invalid", "on_unknown"):  # msgspec knows a default by identity
-            msgspec.structs.force_setattr(self, name, sys.intern(getattr(self, name)))
-        seed = (self.seed or 0) if self._uses_seed() else None
-        msgspec.structs.force_setattr(self, "seed", seed)
+    words: ClassVar[tuple[str, ...]] = ("on_invalid", "on_unknown")
+    uses_of_seed: ClassVar[tuple[str, ...]] = ("sample",)
 
-    def _uses_seed(self) -> bool:
-        return self.sample is not None
+    def __post_init__(self) -> None:
+        for name in self.words:  # msgspec knows a default by identity
+            msgspec.structs.force_setattr(self, name, sys.intern(getattr(self, name)))
+        used = any(getattr(self, name) for name in self.uses_of_seed)
+        seed = (self.seed or 0) if used else None
+        msgspec.structs.force_setattr(self, "seed", seed)
 
     @property
     def recorded(self) -> Self:

@@ -8,9 +8,8 @@ On disk each is one flat object in which an option that is not in use is left ou
 
 from __future__ import annotations
 
-import sys
 from fractions import Fraction
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -56,12 +55,8 @@ class Options(RecordOptions, frozen=True, kw_only=True, forbid_unknown_fields=Fa
     shuffle_documents: bool = False
     split: Split | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        msgspec.structs.force_setattr(self, "container", sys.intern(self.container))
-
-    def _uses_seed(self) -> bool:
-        return self.shuffle_documents or super()._uses_seed()
+    words: ClassVar[tuple[str, ...]] = (*RecordOptions.words, "container")
+    uses_of_seed: ClassVar[tuple[str, ...]] = (*RecordOptions.uses_of_seed, "shuffle_documents")
 
     @property
     def holdout_below(self) -> int:

@@ -23,7 +23,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import read_manifest
 from olm_data.dataset.shard import Verify
 from olm_data.decoding import convert
-from olm_data.errors import ConflictError, InputError, ValidationError, quoted
+from olm_data.errors import ConflictError, InputError, OlmError, ValidationError, quoted
 from olm_data.mixture.lock_format import (
     LockFile,
     is_consistent,
@@ -31,7 +31,7 @@ from olm_data.mixture.lock_format import (
     take_order,
 )
 from olm_data.order.base import Order
-from olm_data.order.orders import lock_key
+from olm_data.order.orders import DEFAULT
 from olm_data.order.schedule import VERSION as ORDER
 from olm_data.order.schedule import Schedule, Stage
 from olm_data.packing.base import Packing
@@ -239,9 +239,8 @@ class Lock(LockFile, frozen=True, kw_only=True):
         content: JsonObject = msgspec.to_builtins(self)
         del content["folder"]
         content |= {"order": ORDER, "packing": self.packing.name}
-        key = lock_key(self.order)
-        if key is not None:
-            content[key] = msgspec.to_builtins(self.order)
+        if type(self.order) is not DEFAULT:
+            content[self.order.name.replace("-", "_")] = msgspec.to_builtins(self.order)
         return content
 
     def write(
@@ -285,21 +284,22 @@ class Lock(LockFile, frozen=True, kw_only=True):
             InputError: there is no such file, or it is something else.
             ValidationError: malformed, edited, or of another version.
         """
-        found = kind_of(os.fspath(path))
-        damaged = found == "text" and os.fspath(path).endswith(".json")
-        if found not in (None, "lock", "file") and not damaged:
-            raise wrong_kind(os.fspath(path), str(found), "lock")
         try:
-            data = _read(path)
-        except MalformedJson as error:
-            raise _no_lock(os.fspath(path), str(error)) from None
+            return cls.decode(_read(path), os.fspath(path))
         except (FileNotFoundError, NotADirectoryError):
             raise InputError(
                 "there is no mixture lock here",
                 where=os.fspath(path),
                 fix=nearest(path, "make one: olm-data mix manifest.yaml"),
             ) from None
-        return cls.decode(data, os.fspath(path))
+        except (MalformedJson, OlmError) as error:
+            found = kind_of(os.fspath(path))
+            damaged = found == "text" and os.fspath(path).endswith(".json")
+            if found not in (None, "lock", "file") and not damaged:
+                raise wrong_kind(os.fspath(path), str(found), "lock") from None
+            if isinstance(error, MalformedJson):
+                raise _no_lock(os.fspath(path), str(error)) from None
+            raise
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> Lock:

@@ -143,7 +143,7 @@ class LockFile(
     """The keys of `mixture.lock.json`; one with a default is left out where it is not used.
 
     Beside them stand `packing`, its name; `order`, which is the version of the schedule; and the
-    order of the rows under a key of its own (`orders.lock_key`).
+    order of the rows under a key of its own (`orders.orders_at`).
     """
 
     format: str
@@ -232,8 +232,7 @@ def is_consistent(lock: LockFile, order: Order, packing: Packing) -> bool:
     """Whether the numbers fit each other, as they do in every lock that `MixPlan.compile` makes."""
     names = [source.name for source in lock.sources]
     return (
-        strange_name(lock) is None
-        and _texts_fit(lock)
+        _texts_fit(lock)
         and set(lock.locations) == set(names)
         and len(set(names)) == len(names) > 0
         and 0 < lock.sequence_length <= MAX_SEQUENCE_LENGTH

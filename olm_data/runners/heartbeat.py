@@ -26,7 +26,7 @@ from olm_data.counts import spell_ranges
 from olm_data.dataset.plan import parse_tasks
 from olm_data.errors import OlmError, UsageError, ValidationError
 from olm_data.redaction import redacted
-from olm_data.runners.base import Count, Done, Job, Note, Runner, Watch
+from olm_data.runners.base import Count, Note
 from olm_data.storage.lease import LeaseLostError
 from olm_data.storage.store import Store, read_json
 from olm_data.threads import in_order
@@ -160,12 +160,8 @@ class Heartbeat:
         else:
             self._write("interrupted")
 
-    def around(self, runner: Runner) -> Runner:
-        """Return a runner that runs tasks on `runner` and tells this heartbeat about them."""
-        return _Watched(runner, self)
-
-    def saw_done(self, task: int) -> None:
-        """Note that a task is done."""
+    def saw_done(self, task: int, result: object = None) -> None:
+        """Note that a task is done; for `Runner.run`, whatever came of it."""
         self._done.add(task)
 
     def saw(self, counts: np.ndarray, running: Sequence[int]) -> None:
@@ -222,24 +218,6 @@ class Heartbeat:
             error=error,
         )
         self._store.put(f"{self._name}.json", msgspec.json.encode(beat))
-
-
-class _Watched(Runner):
-    def __init__(self, runner: Runner, heartbeat: Heartbeat) -> None:
-        self._runner, self._heartbeat = runner, heartbeat
-
-    def run(
-        self, job: Job, tasks: Sequence[int], total: int, *, done: Done, watch: Watch, note: Note
-    ) -> None:
-        def seen_done(task: int, result: Any) -> None:
-            self._heartbeat.saw_done(task)
-            done(task, result)
-
-        def seen(counts: np.ndarray, running: Sequence[int]) -> None:
-            self._heartbeat.saw(counts, running)
-            watch(counts, running)
-
-        self._runner.run(job, tasks, total, done=seen_done, watch=seen, note=note)
 
 
 def summed(counts: np.ndarray) -> np.ndarray:

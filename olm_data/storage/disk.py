@@ -168,61 +168,6 @@ def write_durable(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def write_in_place(path: str, data: bytes, before: bytes | None) -> None:
-    """Write a few bytes by one call and without waiting for the disk.
-
-    Args:
-        data: as many as `before`.
-        before: what the file holds now; None makes the file, which must not be there.
-
-    Raises:
-        FileExistsError: it holds something else, or is there. One that was removed and made again
-            in between is not written: reading and writing are through one handle.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL if before is None else os.O_RDWR
-    handle = os.open(path, flags, 0o666)
-    try:
-        if before is not None and os.pread(handle, len(before) + 1, 0) != before:
-            raise FileExistsError(path)
-        os.pwrite(handle, data, 0)
-    except OSError:
-        if before is None:
-            os.unlink(path)
-        raise
-    finally:
-        os.close(handle)
-
-
-def remove_seen(path: str, before: bytes) -> None:
-    """Remove a small file, if it still is what was seen.
-
-    Whoever removes it holds a lock on the file itself, not on its name: what lies at the name when
-    that has been compared lies there until it is removed here. Where locks do nothing, the time
-    between comparing and removing is open, as it would be without them.
-
-    Args:
-        before: its first bytes; none: it is empty.
-
-    Raises:
-        FileExistsError: something else is there, or another process is removing it.
-        FileNotFoundError: it is gone.
-    """
-    handle = os.open(path, os.O_RDWR)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FileExistsError(path) from None
-        except OSError:  # a file system without locks
-            pass
-        held = os.pread(handle, len(before) + 1, 0)[: max(1, len(before))]
-        if held != before or not os.path.samestat(os.stat(path), os.fstat(handle)):
-            raise FileExistsError(path)
-        os.unlink(path)
-    finally:
-        os.close(handle)
-
-
 def fsync_directory(path: Path) -> None:
     """Wait until the names of a folder are on the disk."""
     handle = os.open(path, os.O_RDONLY)

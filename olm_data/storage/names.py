@@ -2,7 +2,6 @@
 
     manifest, lock, plan, job -> refuse_escape (names of files), is_name (all other names) -> used
     a folder that is read     -> is_working: what this program keeps there while it works
-    a folder that is opened   -> refuse_no_place: an unset variable must not mean the root
 
 A name is checked where it is decoded, so that nothing behind has to ask again. Paths of a dataset's
 inputs are no names: they may hold what a file system lets them, and are shown escaped.
@@ -10,12 +9,11 @@ inputs are no names: they may hold what a file system lets them, and are shown e
 
 from __future__ import annotations
 
-import os
 import re
 import unicodedata
 from functools import lru_cache
 
-from olm_data.errors import UsageError, ValidationError
+from olm_data.errors import ValidationError
 
 MAX_NAME = 1024
 """Characters of a column's or file's name."""
@@ -28,27 +26,6 @@ _WORKING = re.compile(
 )
 _ACTS = {"Cc", "Cs", "Zl", "Zp"}  # controls, surrogates, line and paragraph separators
 _TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-
-
-def refuse_no_place(name: str) -> None:
-    """Refuse a local folder's name that is empty, or is the root of the file system.
-
-    Raises:
-        UsageError: it is.
-    """
-    if not name.strip():
-        raise UsageError(
-            "the name of the folder is empty",
-            why="an empty name would mean the root of the file system",
-            fix="is a shell variable unset? name a folder, or s3://BUCKET/PREFIX",
-        )
-    local = name.removeprefix("file://")
-    if "://" not in local and os.path.normpath(local).strip("/") == "":
-        raise UsageError(
-            "the root of the file system cannot be used as a folder of data",
-            where=name,
-            fix="name a folder of its own, or s3://BUCKET/PREFIX",
-        )
 
 
 @lru_cache(maxsize=4096)  # a name that was found good is good

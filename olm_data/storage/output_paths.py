@@ -15,9 +15,9 @@ from typing import Literal, NoReturn
 
 from olm_data.errors import UsageError, printable
 from olm_data.redaction import names_credentials
-from olm_data.storage.names import acts, is_unicode, refuse_no_place
+from olm_data.storage.names import acts, is_unicode
 from olm_data.storage.objects import READ_ONLY, SCHEMES, WRITABLE, scheme_of
-from olm_data.storage.store import Store
+from olm_data.storage.store import Store, refuse_no_place
 
 Foreign = Callable[[Set[str], Callable[[str], Set[str]]], Set[str]]
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from olm_data.bounded_json import MalformedJson, check
-from olm_data.errors import ConflictError
+from olm_data.errors import ConflictError, UsageError
 from olm_data.regular_files import (
     MAX_DOCUMENT,
     MAX_WHOLE,
@@ -40,7 +40,7 @@ from olm_data.regular_files import (
 )
 from olm_data.storage.bucket import PIECE, Bucket, open_bucket
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder, scratch, write_durable
-from olm_data.storage.names import refuse_escape, refuse_no_place
+from olm_data.storage.names import refuse_escape
 from olm_data.storage.objects import Object
 from olm_data.storage.upload import upload
 
@@ -182,6 +182,27 @@ def is_remote(url: str | os.PathLike[str]) -> bool:
     """Whether `url` names remote storage (`s3://...`, `gs://...`) rather than a local path."""
     text = os.fspath(url)
     return "://" in text and not text.startswith("file://")
+
+
+def refuse_no_place(name: str) -> None:
+    """Refuse a local folder's name that is empty, or is the root of the file system.
+
+    Raises:
+        UsageError: it is.
+    """
+    if not name.strip():
+        raise UsageError(
+            "the name of the folder is empty",
+            why="an empty name would mean the root of the file system",
+            fix="is a shell variable unset? name a folder, or s3://BUCKET/PREFIX",
+        )
+    local = name.removeprefix("file://")
+    if "://" not in local and os.path.normpath(local).strip("/") == "":
+        raise UsageError(
+            "the root of the file system cannot be used as a folder of data",
+            where=name,
+            fix="name a folder of its own, or s3://BUCKET/PREFIX",
+        )
 
 
 def absolute(url: str) -> str:

@@ -171,7 +171,10 @@ def prepare(recipe: Recipe, inputs: Sequence[str], base: BaseDataset | None = No
         eos=recipe.eos,
         bos=recipe.bos,
     )
-    output = recipe.output or str(Path("tokens") / f"{source.name}-{tokenizer.name}")
+    output = recipe.output
+    if output is None:
+        output = str(Path("tokens") / f"{source.name}-{tokenizer.name}")
+        refuse_output(output)
     source = select_documents(
         source,
         exclude_ids=recipe.exclude_ids,

@@ -119,13 +119,12 @@ def write_shards(
     lease.check()
     forget_ended(store)
     with Heartbeat(store, PARENT, note=progress.note, check=lease.check) as heartbeat:
-        shown = heartbeat.around(runner)
         if search:
             finding = FindDuplicates.before(job)
             write_job(finding, request.plan_name)
-            _find_duplicates(finding, shown, progress, check, versions)
+            _find_duplicates(finding, runner, heartbeat, progress, check, versions)
         write_job(job, request.plan_name)
-        counts, seconds = _run(job, shown, results, progress, check)
+        counts, seconds = _run(job, runner, heartbeat, results, progress, check)
     lease.check()
     store.child(RUN).clear()
     ordered = [results[task] for task in range(total)]
@@ -215,6 +214,7 @@ def _check_room(store: Store, plan: Plan, itemsize: int) -> None:
 def _find_duplicates(
     job: FindDuplicates,
     runner: Runner,
+    heartbeat: Heartbeat,
     progress: Progress,
     check: Check,
     versions: Sequence[Version],
@@ -224,7 +224,7 @@ def _find_duplicates(
     there = zip(tasks, in_order(job.finished, tasks), strict=True)
     found: dict[int, int] = {task: count for task, count in there if count is not None}
     progress.note("looking for exact duplicates: a first pass reads the text")
-    _, seconds = _run(job, runner, found, progress, check)
+    _, seconds = _run(job, runner, heartbeat, found, progress, check)
     shards = [(version.store, shard) for version in versions for shard in version.manifest.shards]
     documents = sum(version.manifest.totals.documents for version in versions)
     counts = [found[task] for task in tasks]
@@ -238,6 +238,7 @@ def _find_duplicates(
 def _run(
     job: TokenizeJob | FindDuplicates,
     runner: Runner,
+    heartbeat: Heartbeat,
     results: dict[int, Any],
     progress: Progress,
     check: Check,
@@ -248,10 +249,12 @@ def _run(
     shown = RunProgress(progress, [job.plan.text_bytes(task) for task in tasks], todo)
 
     def done(task: int, result: Any) -> None:
+        heartbeat.saw_done(task)
         results[task] = result
         shown.done(task)
 
     def watch(counts: np.ndarray, running: Sequence[int]) -> None:
+        heartbeat.saw(counts, running)
         shown.watch(counts, running)
         check(counts, shown.share)
 
@@ -318,13 +321,13 @@ class RunProgress:
         done, left = forecast(
             self._planned[todo], self._finished[todo], counts[todo, Count.TEXT_BYTES]
         )
-        speed = self._bytes.rate
+        speed, still = self._bytes.rate, self._bytes.still
         in_bytes = bool(sums[Count.TEXT_BYTES])
         facts = self._facts(sums, speed, len(running))
         self.share = done / max(done + left, 1.0)
         self._progress.update(
             self.share,
-            in_words(facts, still=self._bytes.still),
+            in_words(facts, still=still),
             left=left / speed if speed and in_bytes else None,
             facts=facts,
         )

@@ -9,7 +9,6 @@ and beside the command that began it; two on the same task write the same bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from olm_data.dataset.manifest import JOB
 from olm_data.dataset.plan import parse_tasks
@@ -79,13 +78,9 @@ def work(
         todo = [task for task, there in zip(tasks, finished, strict=True) if not there]
         try:
             if todo:
-                runner = heartbeat.around(LocalRunner(workers))
-                runner.run(job, todo, total, done=_ignore, watch=_ignore, note=note)
+                done, watch = heartbeat.saw_done, heartbeat.saw
+                LocalRunner(workers).run(job, todo, total, done=done, watch=watch, note=note)
         finally:
             for split in job.splits:  # processes that were killed cannot clean up themselves
                 split.clear_staging()
     return len(todo)
-
-
-def _ignore(*_: Any) -> None:
-    """The heartbeat has seen it already."""

@@ -50,11 +50,9 @@ from olm_train.checkpoint.manifest import (
     STATE,
     Kind,
     Manifest,
-    candidates,
     folder_name,
-    lost_checkpoint,
     remove_checkpoint,
-    remove_partial,
+    swept,
 )
 from olm_train.checkpoint.merged import Merge
 from olm_train.checkpoint.policy import CheckpointerConfig, LoadPolicy, LoadStrategy, removable
@@ -155,8 +153,7 @@ class CheckpointManager:
 
     def _newest(self, policy: LoadPolicy) -> Checkpoint | None:
         folder, world = self._run.save_folder, self._world
-        world.on_main(lambda: remove_partial(folder, self.fence))
-        found = world.on_main(lambda: candidates(folder))
+        found, gone = world.on_main(lambda: swept(folder, self.fence))
         if found and policy.strategy is LoadStrategy.never:
             raise ConflictError(
                 f"there is a run here already, with the checkpoint {found[0]}",
@@ -166,9 +163,8 @@ class CheckpointManager:
             )
         damaged: list[OlmError] = []
         checkpoint = newest_checkpoint(folder, world, damaged.append, names=found)
-        gone: list[OlmError] = []
-        if policy.strategy is not LoadStrategy.never:
-            gone = world.on_main(lambda: lost_checkpoint(Store(folder), found))
+        if policy.strategy is LoadStrategy.never:
+            gone = []
         for error in [*damaged, *gone]:
             self._run.say(f"warning: {error.what} ({error.where})")
         if checkpoint is not None:

@@ -398,21 +398,22 @@ def write_pointer(save_folder: Store, step: int) -> None:
     save_folder.put(POINTER, folder_name(step).encode() + b"\n")
 
 
-def lost_checkpoint(save_folder: Store, found: list[str]) -> list[OlmError]:
-    """Return the error that the checkpoint which `latest` names is gone; none if it is among
-    `found`, or nothing is named.
+def swept(save_folder: str, fence: Fence | None) -> tuple[list[str], list[OlmError]]:
+    """Return the `candidates` of a folder, once `remove_partial` has been there.
 
-    A run writes the pointer after the checkpoint, and never removes the newest one.
+    A run writes the pointer after the checkpoint, and never removes the newest one. So where
+    `latest` names one that is not among them, the error that it is gone is returned, too.
     """
+    remove_partial(save_folder, fence)
+    store, found = Store(save_folder), candidates(save_folder)
     try:
-        name = save_folder.read(POINTER, limit=MAX_POINTER).decode("ascii", "replace").strip()
+        name = store.read(POINTER, limit=MAX_POINTER).decode("ascii", "replace").strip()
     except (FileNotFoundError, InputError, ValidationError):
-        return []
+        return found, []
     if step_of(name) is None or name in found:
-        return []
-    return [
-        InputError(f"the checkpoint {name} that `{POINTER}` names is gone", where=save_folder.root)
-    ]
+        return found, []
+    gone = f"the checkpoint {name} that `{POINTER}` names is gone"
+    return found, [InputError(gone, where=store.root)]
 
 
 def _folders(store: Store) -> dict[str, bool]:

@@ -370,7 +370,10 @@ def _refuse_other_sizes(checkpoint: Checkpoint, state: RunState, loader: DataLoa
 
 
 def _refuse_other_model(checkpoint: Checkpoint, run: Run) -> None:
-    old, new = _model_of(checkpoint, run), run.config["model"]
+    new = run.config["model"]
+    if checkpoint.config()["model"] == new:
+        return
+    old = _model_of(checkpoint, run)
     if all(
         isinstance(model, dict) and isinstance(model.get("attention"), dict) for model in (old, new)
     ):

@@ -16,8 +16,8 @@ from olm_data.storage.disk import (
     of_machine,
     refuse_file_above,
     room_left,
-    write_in_place,
 )
+from olm_data.storage.lease import write_in_place
 
 
 def test_system_errors_name_the_place_and_the_next_step() -> None:

@@ -13,9 +13,8 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.cli import cli
 from olm_data.errors import ConflictError, OlmError, UsageError
-from olm_data.storage.names import refuse_no_place
 from olm_data.storage.output_paths import refuse_output
-from olm_data.storage.store import Store
+from olm_data.storage.store import Store, refuse_no_place
 
 NOWHERE = ["", " ", "/", "//", "/.", "/tmp/..", "file:///", "///"]
 
