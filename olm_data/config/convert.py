@@ -224,7 +224,8 @@ def _one_of(union: Any, value: Any, values: Values, path: KeyPath) -> Any:
         if name not in named:
             raise unknown_kind(values, path, name, named)
         return _convert(named[name], value, values, path)
-    for kind in sorted(kinds, key=lambda kind: value not in choices(kind)):
+    text = isinstance(value, str)
+    for kind in sorted(kinds, key=lambda kind: not text or value not in choices(kind)):
         if is_section(kind) and not isinstance(value, (dict, str, kind)):
             continue  # without wording why
         with contextlib.suppress(UsageError):
