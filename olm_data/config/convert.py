@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 import re
 import sys
@@ -26,7 +27,16 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from olm_data.config.hints import Annotations, ExtraFields, FilePath, Needs, OneOf, Parts, Reader
+from olm_data.config.hints import (
+    Annotations,
+    ExtraFields,
+    FilePath,
+    Needs,
+    OneOf,
+    Parts,
+    Reader,
+    bounds,
+)
 from olm_data.config.import_path import is_import_path, load_class
 from olm_data.config.path import KeyPath, dotted
 from olm_data.config.values import Values
@@ -224,7 +234,8 @@ def _one_of(union: Any, value: Any, values: Values, path: KeyPath) -> Any:
         if name not in named:
             raise unknown_kind(values, path, name, named)
         return _convert(named[name], value, values, path)
-    for kind in sorted(kinds, key=lambda kind: value not in choices(kind)):
+    text = isinstance(value, str)
+    for kind in sorted(kinds, key=lambda kind: not text or value not in choices(kind)):
         if is_section(kind) and not isinstance(value, (dict, str, kind)):
             continue  # without wording why
         with contextlib.suppress(UsageError):
@@ -447,13 +458,9 @@ def fields_of(config: Any) -> tuple[Field, ...]:
     return tuple(
         Field(name, factory if factory not in missing else None)
         if value in missing
-        else Field(name, functools.partial(_same, value), shown=True)
+        else Field(name, itertools.repeat(value).__next__, shown=True)
         for name, value, factory in found
     )
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def is_section(kind: Any) -> bool:
@@ -590,24 +597,3 @@ def _metas(hint: Any) -> list[Meta]:
 def _within(hint: Any) -> str:
     limits = [words for note in _metas(hint) if (words := bounds(note))]
     return f" ({', '.join(limits)})" if limits else ""
-
-
-def bounds(meta: Meta) -> str:
-    """Return a constraint in words: "at least 1", "above 0 and at most 10", "2 or more values"."""
-    if meta.ge is not None and meta.ge == meta.le:
-        return f"{meta.ge}"
-    said = [
-        f"{word} {limit:g}" if isinstance(limit, float) else f"{word} {limit:,}"
-        for word, limit in (
-            ("at least", meta.ge),
-            ("above", meta.gt),
-            ("at most", meta.le),
-            ("below", meta.lt),
-        )
-        if limit is not None
-    ]
-    if meta.min_length is not None:
-        said.append("not empty" if meta.min_length == 1 else f"{meta.min_length} or more long")
-    if meta.pattern is not None:
-        said.append(meta.description or f"text of the form {meta.pattern}")
-    return " and ".join(said)

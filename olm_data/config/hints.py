@@ -2,7 +2,7 @@
 
     Annotated[FilePath, Reader(...), OneOf(...), Needs(...), Parts(...), ExtraFields()]
 
-Values only; `convert` acts by them.
+Values only; `convert` acts by them. Also: the words of a `Meta`, for messages and pages.
 """
 
 from __future__ import annotations
@@ -109,3 +109,24 @@ PositiveFloat = Annotated[float, Meta(gt=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 Proportion = Annotated[float, Meta(ge=0, le=1)]
 """A part of a whole, from 0 to 1."""
+
+
+def bounds(meta: Meta) -> str:
+    """Return a constraint in words: "at least 1", "above 0 and at most 10", "2 or more values"."""
+    if meta.ge is not None and meta.ge == meta.le:
+        return f"{meta.ge}"
+    said = [
+        f"{word} {limit:g}" if isinstance(limit, float) else f"{word} {limit:,}"
+        for word, limit in (
+            ("at least", meta.ge),
+            ("above", meta.gt),
+            ("at most", meta.le),
+            ("below", meta.lt),
+        )
+        if limit is not None
+    ]
+    if meta.min_length is not None:
+        said.append("not empty" if meta.min_length == 1 else f"{meta.min_length} or more long")
+    if meta.pattern is not None:
+        said.append(meta.description or f"text of the form {meta.pattern}")
+    return " and ".join(said)

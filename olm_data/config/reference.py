@@ -18,7 +18,6 @@ from msgspec import Meta
 
 from olm_data.config.convert import (
     Field,
-    bounds,
     choices,
     fields_of,
     hints_of,
@@ -31,7 +30,7 @@ from olm_data.config.convert import (
 )
 from olm_data.config.docs import attributes, parts_by_name, summary_of
 from olm_data.config.dump import as_dict
-from olm_data.config.hints import FilePath, Reader
+from olm_data.config.hints import FilePath, Reader, bounds
 
 HEAD = "| field | type | default | meaning |\n|---|---|---|---|\n"
 REST = "run"

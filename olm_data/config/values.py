@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -170,12 +169,6 @@ class Values:
             return text
         base = Path.cwd() if self.is_option(path) else self.folder
         return os.path.abspath(base / Path(text).expanduser())
-
-    def only(self, names: Iterable[str]) -> Self:
-        """Return these values without the fields of other names."""
-        some = copy(self)
-        some.data = {name: self.data[name] for name in names if name in self.data}
-        return some
 
 
 def _is_below(key: KeyPath, path: KeyPath) -> bool:

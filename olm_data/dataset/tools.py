@@ -54,6 +54,11 @@ class Copies(msgspec.Struct, frozen=True):
     duplicate_bytes: int
     content: str | None = None
 
+    def stored(self) -> dict[str, str]:
+        """Return what `Tools.of` reads again: texts by name."""
+        counts = msgspec.to_builtins(self)
+        return {name: str(value) for name, value in counts.items() if value is not None}
+
 
 class Tools(msgspec.Struct, frozen=True, kw_only=True):
     """The informational part of a manifest.
@@ -79,8 +84,7 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
         if self.passed_over:
             found["passed_over"] = msgspec.json.encode(self.passed_over).decode()
         if self.copies is not None:
-            counts = msgspec.to_builtins(self.copies)
-            found |= {name: str(value) for name, value in counts.items() if value is not None}
+            found |= self.copies.stored()
         return found
 
     @classmethod

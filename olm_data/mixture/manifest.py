@@ -165,10 +165,6 @@ class Mixture:
         """Return `path:line` of a key path of the manifest."""
         return self.values.where(keys)
 
-    def location(self, source: SourceSpec) -> str:
-        """Return the source's dataset as an absolute path or URL."""
-        return self.resolve(source.data)
-
     def resolve(self, path: str) -> str:
         """Return a path or URL of the manifest as an absolute one."""
         return path if is_remote(path) else os.path.abspath(os.path.join(self.folder, path))
@@ -197,8 +193,8 @@ def located(values: Values, *keys: str | int) -> Iterator[None]:
 def mixture_of(values: Values) -> Mixture:
     """Return the mixture that values of a manifest say; raises as `read_mixture`."""
     orders = manifest_orders()
-    packing = _chosen(values, "packing", PackingName, PACKINGS)
-    order = _chosen(values, "order", OrderName, orders)
+    packing = _chosen(values, "packing", PACKINGS)
+    order = _chosen(values, "order", orders)
     keys = parse(_keys_with(packing, order), values)
     sources = tuple(
         SourceSpec(name=name, **vars(source)) for name, source in sorted(keys.sources.items())
@@ -221,9 +217,15 @@ def mixture_of(values: Values) -> Mixture:
     )
 
 
-def _chosen(values: Values, key: str, names: Any, choices: Mapping[str, type[T]]) -> type[T]:
-    """Return the choice `key: NAME`; keys that go with another one only are refused."""
-    name = parse(names, values, (key,)) if key in values.data else next(iter(choices))
+def _chosen(values: Values, key: str, choices: Mapping[str, type[T]]) -> type[T]:
+    """Return the choice `key: NAME`, or any for what is none, which `parse` refuses.
+
+    Keys that go with another choice only are refused.
+    """
+    default = next(iter(choices))
+    name = values.data.get(key, default)
+    if not isinstance(name, str) or name not in choices:
+        return choices[default]
     own = {one.name for one in fields_of(choices[name])}
     for other, keys in choices.items():
         for foreign in {one.name for one in fields_of(keys)} - own:

@@ -22,11 +22,12 @@ from msgspec.structs import asdict
 
 from olm_data import __version__
 from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.manifest import read_manifest
 from olm_data.dataset.target import dataset_root
 from olm_data.dataset.tokenizer import TokenizerInfo, TokenizerRules
 from olm_data.dataset.view import View, ViewInfo
 from olm_data.decoding import convert
-from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable
+from olm_data.errors import InputError, UsageError, ValidationError, printable
 from olm_data.mixture.compile_stages import compile_stages, ratio, refuse_exhausted
 from olm_data.mixture.lock import FORMAT, VERSION, Lock, split
 from olm_data.mixture.lock_format import LockSource
@@ -37,6 +38,7 @@ from olm_data.packing.compare import Comparison, compare
 from olm_data.packing.concat import rows_in
 from olm_data.packing.packings import PACKINGS, from_lock
 from olm_data.packing.row_plan import PlanInfo, write_plan
+from olm_data.redaction import redacted
 from olm_data.storage.disk import abandoned, io_errors, make_folder, scratch
 from olm_data.storage.output_paths import refuse_output
 from olm_data.storage.store import Store, is_remote
@@ -296,12 +298,12 @@ def open_sources(mixture: Mixture) -> dict[str, Dataset]:
     datasets = {}
     for source in mixture.sources:
         try:
-            datasets[source.name] = Dataset.open(mixture.location(source))
+            store = Store(mixture.resolve(source.data))
+            datasets[source.name] = Dataset(store, read_manifest(store))
         except InputError as error:
             line = mixture.where("sources", source.name, "data")
-            raise InputError(
-                error.what, where=f"{error.where} (from {line})", why=error.why, fix=error.fix
-            ) from None
+            error.where = f"{error.where} (from {line})"
+            raise
     return datasets
 
 
@@ -331,16 +333,9 @@ def _ids(mixture: Mixture, spec: SourceSpec, line: str) -> IdSet | None:
     try:
         return read_ids(path)
     except (InputError, UsageError) as error:
-        raise _at(error, line, path) from error
-
-
-def _at(error: OlmError, line: str, path: str) -> OlmError:
-    return type(error)(
-        f"exclude_ids: {error.what}",
-        where=f"{printable(path)} (from {line})",
-        why=error.why,
-        fix=error.fix,
-    )
+        error.what = f"exclude_ids: {error.what}"
+        error.where = f"{printable(redacted(path))} (from {line})"
+        raise
 
 
 SEQUENCE_LENGTH = 2048

@@ -229,8 +229,8 @@ def publish(
                 paths = [item.path for item in request.inputs]
                 raise already_there(paths[later], paths[twin], finished=True)
     for number, manifest in enumerate(manifests):
-        tools = msgspec.structs.replace(manifest.tools, copies=counts.copies)
-        manifests[number] = msgspec.structs.replace(manifest, stored_tools=tools.stored())
+        tools = {**(manifest.stored_tools or {}), **counts.copies.stored()}
+        manifests[number] = msgspec.structs.replace(manifest, stored_tools=tools)
     for store, old, manifest in reversed(list(zip(splits, before, manifests, strict=True))):
         if old is not None:
             old.replace(manifest)

@@ -95,8 +95,9 @@ class Checkpoint:
                 f"{name} is not JSON that a run writes", where=self.folder, why=str(error)
             ) from error
 
+    @cached_property
     def state(self) -> RunState:
-        """Return the state of its run, `train.json`.
+        """The state of its run, `train.json`.
 
         Raises:
             ValidationError: it is not what a trainer writes.
@@ -114,8 +115,9 @@ class Checkpoint:
             )
         return state
 
+    @cached_property
     def config(self) -> JsonObject:
-        """Return the configuration of its run, `config.json`.
+        """The configuration of its run, `config.json`.
 
         Raises:
             ValidationError: it is no mapping with a model.

@@ -210,7 +210,7 @@ def merge_checkpoints(
         merge = msgspec.structs.replace(merge, paths_from=relative_path(own, place))
     read = {name: last.read_bytes(name) for name in (CONFIG, LOCK, TOKENIZER)}
     documents = {name: data for name, data in read.items() if data is not None}
-    state = msgspec.structs.replace(last.state(), callbacks={}, step=merge.last)
+    state = msgspec.structs.replace(last.state, callbacks={}, step=merge.last)
     where, _, name = place.rpartition("/")
     contents = Contents(
         step=merge.last,
@@ -256,7 +256,7 @@ def _refuse_others(checkpoints: Sequence[Checkpoint]) -> None:
             {n: (e.shape, e.dtype) for n, e in c.index.tensors.items() if _is_of_model(n)}
             for c in (first, other)
         ]
-        if shapes[0] != shapes[1] or first.config()["model"] != other.config()["model"]:
+        if shapes[0] != shapes[1] or first.config["model"] != other.config["model"]:
             wrong.append("model")
         rules = [_tokenizer(checkpoint) for checkpoint in (first, other)]
         if rules[0] != rules[1]:

@@ -68,7 +68,7 @@ def model_config(
         ValidationError: this program does not know such a model.
     """
     where = f"{checkpoint.folder}/{CONFIG}"
-    return parse_model(checkpoint.config(), where, known=known, trust=trust)
+    return parse_model(checkpoint.config, where, known=known, trust=trust)
 
 
 def evaluation_model(

@@ -280,7 +280,7 @@ def begin(policy: LoadPolicy, run: Run) -> StartingPoint:
             start = resume(checkpoint, run, optim_state=policy.optim_state)
         else:
             _model_of(checkpoint, run)  # of a program that knows more, nothing is taken over
-            state = checkpoint.state()
+            state = checkpoint.state
             if known := drawn_before(state.data_loader, run.data_loader.lock):
                 run.say(f"note: {known}")
             start = StartingPoint(
@@ -293,11 +293,11 @@ def begin(policy: LoadPolicy, run: Run) -> StartingPoint:
 
 def resume(checkpoint: Checkpoint, run: Run, *, optim_state: bool = True) -> StartingPoint:
     """Return the start at a checkpoint as `start_at` does, and say what has changed since."""
-    start, was = start_at(checkpoint, run, optim_state=optim_state), checkpoint.state()
+    start, was = start_at(checkpoint, run, optim_state=optim_state), checkpoint.state
     done = start.step >= run.stop_step
     if not done:
         run.say(f"resuming from {checkpoint.folder} at step {start.step:,}")
-    changes = tuple(map(printable, differences(checkpoint.config(), run.config)))
+    changes = tuple(map(printable, differences(checkpoint.config, run.config)))
     for change in changes:
         run.say(f"  changed{', and no step is left that it acts on' if done else ''}: {change}")
     if not done and was.max_steps != run.max_steps:
@@ -314,7 +314,7 @@ def start_at(checkpoint: Checkpoint, run: Run, *, optim_state: bool = True) -> S
     Raises:
         ValidationError: it belongs to another mixture, model or batch size, or contradicts itself.
     """
-    state, loader = checkpoint.state(), run.data_loader
+    state, loader = checkpoint.state, run.data_loader
     _refuse_other_sizes(checkpoint, state, loader)
     loader.load_state_dict(_position_here(checkpoint, state, run))
     if loader.step != state.step:
@@ -371,7 +371,7 @@ def _refuse_other_sizes(checkpoint: Checkpoint, state: RunState, loader: DataLoa
 
 def _refuse_other_model(checkpoint: Checkpoint, run: Run) -> None:
     new = run.config["model"]
-    if checkpoint.config()["model"] == new:
+    if checkpoint.config["model"] == new:
         return
     old = _model_of(checkpoint, run)
     if all(
@@ -395,7 +395,7 @@ def _model_of(checkpoint: Checkpoint, run: Run) -> Any:
     if kind is DecoderConfig:
         known = own_parts(run.config["model"])  # of this run's own configuration
         return as_dict(model_config(checkpoint, known=known))
-    plain = checkpoint.config()
+    plain = checkpoint.config
     if is_dataclass(kind):
         values = Values(copy.deepcopy(plain), file=f"{checkpoint.folder}/config.json")
         with contextlib.suppress(UsageError, NameError):  # then the differences say what is wrong

@@ -158,13 +158,13 @@ class AttentionConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        attention_backend(self.backend)
         windows = self.sliding_window
         require(
             windows is None or (bool(windows) and all(w == -1 or w >= 1 for w in windows)),
             "sliding_window",
             "a window is at least 1 token, or -1 for all",
         )
-        attention_backend(self.backend)
 
     def check(self, sizes: Sizes) -> None:
         """Refuse what these sizes do not allow.

@@ -500,7 +500,7 @@ def _begun(save_folder: str) -> JsonObject | None:
     for name in candidates(save_folder):
         store = Store(save_folder).child(name)
         try:
-            return Checkpoint(store, Manifest.read(store)).config()
+            return Checkpoint(store, Manifest.read(store)).config
         except OlmError:
             continue  # it is damaged: whoever loads it says so
     return None

@@ -186,7 +186,7 @@ def test_64_files_that_are_only_written_anew_are_taken(saved: Path, tmp_path: Pa
     for name in ("model_and_optim/index.json", "config.json", "train.json"):
         edit(name, len)(folder)
     seal_all(folder)
-    assert open_checkpoint(folder, World()).state().step == 1
+    assert open_checkpoint(folder, World()).state.step == 1
     assert CliRunner().invoke(generate, [str(folder)]).exit_code == 0
 
 

@@ -62,7 +62,7 @@ class Checkpoints:
                 seal(self.folder, listed=name != MANIFEST)
             with suppress(OlmError):
                 checkpoint = open_checkpoint(self.folder, World())
-                assert checkpoint.state().step is not None
+                assert checkpoint.state.step is not None
                 here: Any = {"model": {"w": torch.zeros(4, 3), "b": torch.zeros(2)}}
                 checkpoint.load_tensors(here, World())
                 assert checkpoint.index.tensors["model.w"].shape == (4, 3)

@@ -121,7 +121,7 @@ def _rows(job: Job) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
     if job.lock is None:
         raise InputError("nobody recorded a mixture")
     run = folder_of_paths(job.checkpoint)
-    lock = Lock.read(lock_of_run(job.checkpoint.config(), run))
+    lock = Lock.read(lock_of_run(job.checkpoint.config, run))
     lock.refuse_far(run)
     if lock.digest != job.lock.digest:
         raise InputError("another mixture lies where that of the run was")

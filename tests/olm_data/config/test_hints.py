@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import Meta
 
-from olm_data.config.convert import bounds, describe
+from olm_data.config.convert import describe
 from olm_data.config.docs import attributes
-from olm_data.config.hints import Count, FilePath, OneOf
+from olm_data.config.hints import Count, FilePath, OneOf, bounds
 
 
 class Color(StrEnum):

@@ -143,7 +143,7 @@ def test_without_stages_the_message_shows_an_example_that_works() -> None:
 )
 def test_data_is_found_from_the_manifests_folder(data: str, location: str) -> None:
     mixture = parse_mixture(MANIFEST.replace("./tokens/web", data), folder="/home/user")
-    assert mixture.location(mixture.sources[1]) == location
+    assert mixture.resolve(mixture.sources[1].data) == location
 
 
 def test_a_stage_may_have_a_shorter_sequence_length_that_divides_the_longest() -> None:

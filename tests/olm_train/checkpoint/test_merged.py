@@ -127,7 +127,7 @@ def test_paths_of_the_configuration_count_from_where_they_did(
     for folder in (three[0].folder, beside, deep, again, bucket):
         merged = opened(folder)
         assert folder_of_paths(merged) == str(run)
-        mixture = Path(folder_of_paths(merged), merged.config()["data_loader"]["mixture"])
+        mixture = Path(folder_of_paths(merged), merged.config["data_loader"]["mixture"])
         assert mixture.resolve() == tiny_mixture
 
 

@@ -65,14 +65,14 @@ def test_all_state_goes_on_in_another_folder_as_the_run_itself_would(
     assert metrics(tmp_path / "other") == metrics(same)[3:]
     found = open_checkpoint(tmp_path / "other" / "step00000006", World())
     origin = open_checkpoint(first / "step00000003", World())
-    assert found.state().origin == Origin(
+    assert found.state.origin == Origin(
         path=os.path.relpath(first / "step00000003", tmp_path / "other"),
         step=3,
         digest=origin.manifest.digest,
     )
     again = trainer(tiny_mixture, tmp_path / "other", 7, f"--trainer.load_path={tmp_path}")
     again.fit()  # a checkpoint of its own goes before load_path
-    assert again.origin == found.state().origin
+    assert again.origin == found.state.origin
 
 
 def test_weights_alone_or_with_the_optimiser_begin_at_step_0_with_other_rows(

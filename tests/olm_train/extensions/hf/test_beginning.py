@@ -165,7 +165,7 @@ def test_the_checkpoint_needs_nothing_of_the_folder_and_resumes_exactly(
     one, two = (tensors(fresh, tmp_path / name / "step00000004") for name in ("whole", "cut"))
     assert same_bits(one, two)
     origins = [
-        open_checkpoint(tmp_path / name / "step00000004", World()).state().origin
+        open_checkpoint(tmp_path / name / "step00000004", World()).state.origin
         for name in ("whole", "cut")
     ]
     assert origins[0] == origins[1] is not None
@@ -190,7 +190,7 @@ def test_from_a_bucket_the_rows_of_each_rank_and_no_copy(
         begin(tiny_mixture, tmp_path / name, place).fit()
     assert metrics(tmp_path / "far") == metrics(tmp_path / "near")
     ends = [open_checkpoint(tmp_path / name / "step00000004", World()) for name in ("near", "far")]
-    near_origin, far_origin = (end.state().origin for end in ends)
+    near_origin, far_origin = (end.state.origin for end in ends)
     assert near_origin is not None
     assert far_origin is not None
     assert far_origin.path == url
