@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.model_options import CONFIG, GPT2, OPTIONS, PADDED
+from support.model_options import CONFIG, EXPERTS, GPT2, OPTIONS, PADDED
 
 from olm_data.errors import UsageError
 from olm_train.model.decoder import Decoder
@@ -16,7 +16,7 @@ LEARNED = GPT2["positions"]
 TABLES = ("embeddings.weight", "lm_head.weight")
 
 
-@pytest.mark.parametrize("change", [*OPTIONS, *PADDED], ids=str)
+@pytest.mark.parametrize("change", [*OPTIONS, *PADDED, *EXPERTS], ids=str)
 def test_stated_parameter_counts_are_the_models(change: dict[str, Any]) -> None:
     config = CONFIG.changed(**change)
     model = Decoder(config, device="meta")
