@@ -92,6 +92,14 @@ class GradientStep(TrainModule):
         """Around the forward and backward passes; gives what is called with `blocked` then."""
         yield lambda blocked: None
 
+    def _stepped(self, left_out: Tensor) -> Mapping[str, Tensor]:
+        """Do what is done once a step, and return its metrics; every rank calls it.
+
+        Args:
+            left_out: scalar on the device, 1 if the weights stayed as they were.
+        """
+        return {}
+
     @property
     def non_finite(self) -> NonFinite:
         """What happens where loss or gradient norm is NaN or infinite."""
@@ -170,9 +178,9 @@ class GradientStep(TrainModule):
             take_step(self.optimizer, blocked)
         metrics: dict[str, Tensor | float] = {**losses, GRAD_NORM: grad_norm, LR: lr}
         if self._guard is not None:
-            metrics[STEP_SKIPPED] = self._guard.skipped()
+            metrics[STEP_SKIPPED] = blocked = self._guard.skipped()
         metrics |= {**dict(zip(names, counts, strict=True)), **known, NON_FINITE: bad}
-        return terms.summed(metrics)
+        return terms.summed({**metrics, **self._stepped(blocked)})
 
     @torch.no_grad()
     def _put(self, pairs: Iterable[tuple[str, Any, Any]]) -> None:

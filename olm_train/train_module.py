@@ -27,6 +27,7 @@ from olm_train.data.batch import AnyBatch, Batch, check_ids
 from olm_train.distributed.world import World
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.flops import attention_pairs, num_flops_per_token
+from olm_train.expert_balance import ExpertBalance
 from olm_train.gradient_step import Counted, GradientStep, MicroLoss
 from olm_train.loss_context import LossTerms
 from olm_train.model.config import DecoderConfig
@@ -37,6 +38,7 @@ from olm_train.model.loss import LossSums, count_valid
 from olm_train.model.loss_chunked import by_label_chunked, with_labels
 from olm_train.model.loss_config import CHUNK_SIZE
 from olm_train.model.shards import assign
+from olm_train.model.weights_folder import kept
 from olm_train.optim.state import make_room, state_of
 from olm_train.parallel.apply import parallelize, reshard
 from olm_train.stability.gate import FiniteGate
@@ -63,6 +65,7 @@ class TransformerTrainModule(GradientStep):
         model: the decoder, its parameters possibly sharded.
         optimizer: over the parameters of `model`.
         loss: the loss that was chosen.
+        experts: counts and biases of a mixture of experts; None: the model has none.
     """
 
     @checked()
@@ -102,6 +105,7 @@ class TransformerTrainModule(GradientStep):
         self._guard = getattr(self.optimizer, "guard", None)
         self._scheduler, self._scaling = config.scheduler, config.lr_batch_scaling
         self._max_grad_norm, self._peak = config.max_grad_norm, config.optim.lr
+        self.experts = ExpertBalance.of(self.model, world)
         self._gate = FiniteGate(config.non_finite, world.device)
         if weights is not None:
             self._take_over(weights)
@@ -140,6 +144,8 @@ class TransformerTrainModule(GradientStep):
 
     def _counted(self, batches: Sequence[Batch | AnyBatch]) -> Counted:
         micro = [self._batch(batch) for batch in batches]
+        if self.experts is not None:
+            self.experts.begin(micro, self._expert_counts)
         return Counted(
             micro,
             torch.stack([torch.stack(self._counts(batch)) for batch in micro]).sum(0),
@@ -153,11 +159,29 @@ class TransformerTrainModule(GradientStep):
         loss = partial(loss, **terms.given(loss, 1 / divisor))
         if self.watch_losses is not None and self.loss.labels_apart:
             loss = with_labels(self._loss, self.loss.chunk_size or CHUNK_SIZE)
-        sums = self._reduce(batch, partial(loss, labels=batch.labels))
+        reduce = partial(loss, labels=batch.labels)
+        balance: dict[str, Tensor] = {}
+        if self.experts is None:
+            sums = self._reduce(batch, reduce)
+        else:
+            sums, routed = self._reduce(batch, reduce, routing=self.experts.routing(batch))
+            balance = self.experts.terms(routed, divisor)
         logged = {CE_LOSS: sums.cross_entropy / divisor}
         if sums.z is not None:
             logged[Z_LOSS] = sums.z / divisor
-        return MicroLoss(sums.total / divisor, logged, sums.by_label)
+        logged |= {name: term.detach() for name, term in balance.items()}
+        return MicroLoss(sum(balance.values(), sums.total / divisor), logged, sums.by_label)
+
+    @torch.no_grad()
+    def _expert_counts(self, batch: Batch) -> Tensor:
+        """Tokens of each expert, [layers, E], before a micro-batch is trained on."""
+        assert self.experts is not None
+        routing = self.experts.routing(batch)
+        counts: Tensor = self._reduce(batch, lambda _, x: None, routing=routing)[1].counts
+        return counts
+
+    def _stepped(self, left_out: Tensor) -> Mapping[str, Tensor]:
+        return {} if self.experts is None else self.experts.finish(left_out)
 
     @torch.no_grad()
     def eval_losses(self, batch: Batch | AnyBatch, *, fp32_logits: bool = False) -> Tensor:
@@ -194,15 +218,15 @@ class TransformerTrainModule(GradientStep):
         """Weights and optimiser state, under names that do not depend on the parallelism.
 
         Returns:
-            {"model": {parameter: tensor}, "optim": {"parameter.exp_avg": tensor, ...}}, DTensors
-            where sharded: what torch's distributed checkpoint saves, and loads in place under any
-            other sharding. They are the live ones: copy before an async save. What else the
-            optimiser keeps of a parameter is there as a plain value.
+            {"model": {parameter or buffer: tensor}, "optim": {"parameter.exp_avg": tensor, ...}},
+            DTensors where sharded: what torch's distributed checkpoint saves, and loads in place
+            under any other sharding. They are the live ones: copy before an async save. What else
+            the optimiser keeps of a parameter is there as a plain value.
         """
         reshard(self.model)
         guard = {} if self._guard is None else self._guard.state()
         return {
-            "model": {name: parameter.data for name, parameter in self.model.named_parameters()},
+            "model": {name: value.data for name, value in kept(self.model)},
             "optim": state_of(self.model, self.optimizer) | guard,
         }
 
@@ -238,8 +262,8 @@ class TransformerTrainModule(GradientStep):
         assert self._has_weights, "neither ensure_weights nor load_state_dict was called"
         return check_ids(Batch.of(given), self.model_config.vocab_size).to(self.world.device)
 
-    def _reduce(self, batch: Batch, reduce: Callable[[Head, Tensor], Any]) -> Any:
-        return batch.through(self._forward, reduce)
+    def _reduce(self, batch: Batch, reduce: Callable[[Head, Tensor], Any], **options: Any) -> Any:
+        return batch.through(self._forward, reduce, **options)
 
     def _counts(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, valid labels and attention pairs of a batch, int64 scalars on its device."""

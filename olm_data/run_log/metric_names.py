@@ -1,7 +1,8 @@
 """Names of the metrics of a step and of an evaluation: in the log, on trackers, to callbacks.
 
 `train/` is what the loss saw, `optim/` what the optimiser did, `throughput/` what the clock
-says, `system/` what the machine does, `spike/` how calm the run is, `gap/` what tensors look like.
+says, `system/` what the machine does, `experts/` who gets the tokens, `spike/` how calm the run is,
+`gap/` what tensors look like.
 """
 
 from __future__ import annotations
@@ -43,6 +44,21 @@ DATA_WAIT_SECONDS = THROUGHPUT + "data wait seconds"
 DATA_WAIT_SHARE = THROUGHPUT + "data wait share"
 MFU = THROUGHPUT + "MFU"
 """Model FLOP/s over the peak of the devices."""
+
+EXPERTS = "experts/"
+"""What the names of the following begin with."""
+LOAD_MAX = EXPERTS + "load max over mean"
+"""Tokens of the busiest expert over those of the mean one, in the layer where that is the most; 1:
+all have the same. Tokens with a label, of the global batch."""
+LOAD_ENTROPY = EXPERTS + "load entropy"
+"""Of the shares of the experts over the most it can be, mean over the layers; 1: all have the
+same."""
+DEAD_EXPERTS = EXPERTS + "without tokens"
+"""In all layers."""
+ROUTER_BIAS = EXPERTS + "bias norm"
+"""Of the biases of all routers, after the step."""
+ROUTER_Z_LOSS = "train/router Z loss"
+"""Multiplied, as Z_LOSS is."""
 
 SPIKE_SCORE = "spike/SpikeScore"
 """Share of the last steps, as many as the monitor's rolling window has, that were spikes."""
@@ -109,6 +125,11 @@ EVAL_MERGED = "merged/"
 
 WATCHED_STEP = "watched/step"
 """Step of the checkpoint, where an evaluation made beside the run came with a later row."""
+
+
+def of_balance(name: str) -> str:
+    """Return the name of a balance loss of experts, by its kind; multiplied, as Z_LOSS is."""
+    return f"train/{name} balance loss"
 
 
 def of_watched(dataset: str, metric: str) -> str:

@@ -99,7 +99,7 @@ def evaluation_model(
     held = sum(entry.elements for name, entry in entries if name.startswith("model."))
     refuse_size(config, held, source.folder)
     model = build_decoder(config.changed(attention=_ANYWHERE), dtype=torch.float32)
-    own = {name: value.data for name, value in model.named_parameters()}
+    own = {name: value.data for name, value in kept(model)}
     source.load_tensors({"model": own}, World())
     return model.eval()
 

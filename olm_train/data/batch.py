@@ -134,8 +134,14 @@ class Batch:
         """Yield `input_ids` and `labels`, for loops that want no more."""
         return iter((self.input_ids, self.labels))
 
-    def through(self, model: Callable[..., Any], reduce: Callable[[Any, Tensor], Any]) -> Any:
-        """Return what `reduce(head, states)` makes of what a decoder makes of the batch."""
+    def through(
+        self, model: Callable[..., Any], reduce: Callable[[Any, Tensor], Any], **options: Any
+    ) -> Any:
+        """Return what `reduce(head, states)` makes of what a decoder makes of the batch.
+
+        Args:
+            options: of `Decoder.forward`, beside what the batch has.
+        """
         return model(
             self.input_ids,
             doc_start=self.doc_start,
@@ -143,6 +149,7 @@ class Batch:
             cu_seqlens=self.cu_seqlens,
             max_seqlen=self.max_seqlen,
             reduce=reduce,
+            **options,
         )
 
     def to(self, device: torch.device | str) -> Batch:

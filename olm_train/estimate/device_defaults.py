@@ -83,7 +83,7 @@ def resolve(
         )
         module = replace(module, float32_matmul_precision=precision)
     if module.compile_model == AUTO:
-        compiles, reason = _compiles(module, capability)
+        compiles, reason = _compiles(model, module, capability)
         why["compiled" if compiles else "not compiled"] = reason
         module = replace(module, compile_model=compiles)
     if model.attention.backend == AUTO:
@@ -103,7 +103,9 @@ def _where(capability: Capability, modern: str, old: str) -> str:
     return f"{capability.name} {modern}" if capability.modern else f"{capability.name}: {old}"
 
 
-def _compiles(module: TransformerTrainModuleConfig, capability: Capability) -> tuple[bool, str]:
+def _compiles(
+    model: DecoderConfig, module: TransformerTrainModuleConfig, capability: Capability
+) -> tuple[bool, str]:
     if module.ac_config.mode == "budget":
         return True, "ac_config.mode budget needs it"
     if module.compile_config != type(module.compile_config)():
@@ -112,6 +114,8 @@ def _compiles(module: TransformerTrainModuleConfig, capability: Capability) -> t
         return False, "on a CPU compiling takes longer than it saves"
     if not capability.triton:
         return False, "triton is not installed"
+    if module.dp_config.param_dtype == "float32" and model.feed_forward.routes:
+        return False, "torch compiles experts in bfloat16 alone"
     return True, "fewer passes over memory on CUDA; the first step takes a minute or more"
 
 

@@ -1,8 +1,9 @@
 """Floating-point work of a training step.
 
 A token costs 6 FLOPs per parameter of every matrix it is multiplied with (2 forward, 4 backward;
-the head counts, the embedding look-up does not), plus attention: each part says its own (`flops`).
-Attention counts the query-key pairs that exist under the causal, per-document mask and no others:
+the head counts; the embedding look-up and the experts that it does not pass do not), plus
+attention: each part says its own (`flops`). Attention counts the query-key pairs that exist under
+the causal, per-document mask and no others:
 
     pairs of a document of n tokens = n (n + 1) / 2 = sum of (position + 1)
     pairs of a layer with a window  = sum of min(position + 1, window)
@@ -32,8 +33,9 @@ def num_flops_per_token(config: DecoderConfig, *, pairs_per_token: float) -> flo
         pairs_per_token: mean number of keys a query sees: `document_pairs` or `attention_pairs`
             of the documents in a batch, divided by its tokens.
     """
-    block = config.attention.flops(config, config.norm) + config.feed_forward.flops(config)
-    matrices = config.n_layers * block + 6 * config.vocab_size * config.d_model
+    attention = config.n_layers * config.attention.flops(config, config.norm)
+    feed_forward = sum(part.flops(config) for part in config.feed_forwards)
+    matrices = attention + feed_forward + 6 * config.vocab_size * config.d_model
     return matrices + config.n_layers * config.attention.pair_flops(config) * pairs_per_token
 
 

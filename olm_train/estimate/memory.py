@@ -222,7 +222,8 @@ def _kept(
     if config.mode == "selected_ops":  # results of matrix products and of attention
         attention = model.attention.products(model, sequence_length)
         dtype = module.dp_config.param_dtype
-        ops = _ITEMSIZE[dtype] * (attention + model.feed_forward.products(model))
+        feed_forward = sum(part.products(model) for part in model.feed_forwards) / model.n_layers
+        ops = _ITEMSIZE[dtype] * (attention + feed_forward)
         return min(1.0, ops / block_bytes(model, sequence_length, dtype)[0])
     if config.mode == "budget":
         return config.activation_memory_budget or 0.0
@@ -232,7 +233,7 @@ def _kept(
 def block_bytes(
     model: DecoderConfig, sequence_length: int, param_dtype: str
 ) -> tuple[float, float]:
-    """Return the bytes a token costs in one block: all that is kept, and its input alone.
+    """Return the bytes a token costs in the mean block: all that is kept, and its input alone.
 
     Kept are the inputs of each norm, matrix product, attention and activation function, as each
     part says (`kept`); views keep the tensor they look into. Statistics are fp32.
@@ -240,7 +241,7 @@ def block_bytes(
     saved = Saved(_ITEMSIZE[param_dtype], sequence_length)
     kept = (
         model.attention.kept(model, saved, rotated=model.positions.rotates)
-        + model.feed_forward.kept(model, saved)
+        + sum(part.kept(model, saved) for part in model.feed_forwards) / model.n_layers
         + model.block.kept(model, saved)
     )
     return float(kept), float(saved.itemsize * model.d_model)

@@ -51,14 +51,21 @@ class Block(nn.Module):
         rope: tuple[Tensor, Tensor] | None,
         context: Any,
         tap: Tap = NO_TAP,
-    ) -> Tensor:
-        """[b, S, d_model] -> [b, S, d_model]; other arguments as in `Attention.forward`."""
+        routing: Any = None,
+    ) -> Any:
+        """[b, S, d_model] -> [b, S, d_model]; other arguments as in `Attention.forward`.
+
+        With `routing` return a pair, as the feed-forward layer does (`mixture.py`).
+        """
         h = tap("attention_norm", self.attention_norm(x))
         h = self.attention(h, rope, context, tap.within("attention"))
         x = x + tap("post_attention_norm", self.post_attention_norm(h))
         h = tap("feed_forward_norm", self.feed_forward_norm(x))
-        h = self.feed_forward(h, tap.within("feed_forward"))
-        return tap("", x + tap("post_feed_forward_norm", self.post_feed_forward_norm(h)))
+        told = () if routing is None else (routing,)
+        h = self.feed_forward(h, tap.within("feed_forward"), *told)
+        h, *routed = h if told else (h,)
+        x = tap("", x + tap("post_feed_forward_norm", self.post_feed_forward_norm(h)))
+        return (x, *routed) if told else x
 
     def watched(
         self,
@@ -66,11 +73,12 @@ class Block(nn.Module):
         x: Tensor,
         rope: tuple[Tensor, Tensor] | None,
         context: Any,
-    ) -> tuple[Tensor, Tensor]:
+        **options: Any,
+    ) -> tuple[Any, Tensor]:
         """Return what `forward` does, and the rows of a `Watcher` [submodules and this, ROW]."""
         watcher = Watcher(names_within(self), slots)
-        x = type(self).forward(self, x, rope, context, watcher)
-        return x, torch.stack(watcher.rows)
+        found = type(self).forward(self, x, rope, context, watcher, **options)
+        return found, torch.stack(watcher.rows)
 
 
 @dataclass(frozen=True, kw_only=True)

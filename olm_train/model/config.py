@@ -7,6 +7,7 @@ A part is a mapping with the `name` of its kind, in a file of its own; here they
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Self
 
@@ -16,12 +17,15 @@ from olm_data.config.hints import Parts
 from olm_data.config.values import Values
 from olm_train.model.attention import AttentionConfig
 from olm_train.model.block import Block, BlockConfig
-from olm_train.model.feed_forward import AnyFeedForward, FeedForwardPart, SwiGLUConfig
+from olm_train.model.feed_forward import FeedForwardPart, GeGLUConfig, GELUConfig, SwiGLUConfig
 from olm_train.model.head import HeadConfig
+from olm_train.model.mixture import MixtureConfig
 from olm_train.model.norm import AnyNorm, NormPart, RMSNormConfig
 from olm_train.model.part import Params, Sizes
 from olm_train.model.positions import AnyPositions, PositionsPart, RoPEConfig
 from olm_train.model.rope import Rope
+
+AnyFeedForward = SwiGLUConfig | GeGLUConfig | GELUConfig | MixtureConfig
 
 VOCABULARY_TABLES = ("embeddings.weight", "lm_head.weight")
 """Parameters with a row for each id, and those that pad them."""
@@ -33,8 +37,8 @@ class DecoderConfig(Sizes):
 
     Attributes:
         attention: attention of a block.
-        feed_forward: the feed-forward layer of a block: gated, or `gelu` without a gate. GELU is
-            approximated by tanh in both.
+        feed_forward: the feed-forward layer of a block: gated, or `gelu` without a gate, GELU being
+            approximated by tanh; or `moe`, a mixture of experts.
         norm: the kind of all norms.
         positions: rotary, or a learned table that is added to the embeddings (GPT-2). Both restart
             at each document.
@@ -65,6 +69,7 @@ class DecoderConfig(Sizes):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.attention.check(self)
+        self.feed_forward.check(self)
         self.positions.check(self, windowed=self.attention.sliding_window is not None)
 
     def changed(self, **changes: Any) -> Self:
@@ -82,9 +87,9 @@ class DecoderConfig(Sizes):
                 changes[name] = parse(type(part), Values({name: whole}), (name,))
         return replace(self, **changes)
 
-    def build_block(self, **factory: Any) -> Block:
-        """Return one block."""
-        parts = (self.norm, self.attention, self.feed_forward)
+    def build_block(self, feed_forward: FeedForwardPart, **factory: Any) -> Block:
+        """Return a block with one of `feed_forwards`."""
+        parts = (self.norm, self.attention, feed_forward)
         return self.block.build(self, *parts, **factory)
 
     @property
@@ -103,21 +108,33 @@ class DecoderConfig(Sizes):
         return self.positions.ropes(self.windows)
 
     @property
-    def block_params(self) -> Params:
-        """Parameters of one block."""
-        return Params.of(self.build_block(device="meta"))
+    def feed_forwards(self) -> tuple[FeedForwardPart, ...]:
+        """The feed-forward layer of each block."""
+        return tuple(map(self.feed_forward.of_layer, range(self.n_layers)))
 
     @property
     def num_non_embedding_params(self) -> int:
         """Parameters outside the embedding tables and the head."""
-        last = Params.of(self.norm.build(self.d_model, device="meta"))
-        return self.n_layers * sum(self.block_params) + sum(last)
+        total = sum(Params.of(self.norm.build(self.d_model, device="meta")))
+        for part, layers in Counter(self.feed_forwards).items():
+            total += layers * sum(Params.of(self.build_block(part, device="meta")))
+        return total
 
     @property
     def num_params(self) -> int:
         """All parameters; a tied head is counted once, rows that pad the vocabulary never."""
         tables = self.head.tables() * self.vocab_size + (self.max_positions or 0)
         return self.num_non_embedding_params + tables * self.d_model
+
+    @property
+    def num_active_params(self) -> int:
+        """Those that a token passes: of a mixture of experts, `top_k` of them."""
+        idle = 0
+        for part, layers in Counter(self.feed_forwards).items():
+            idle += layers * (
+                sum(Params.of(part.build(self, device="meta"))) - sum(part.active(self))
+            )
+        return self.num_params - idle
 
 
 def _kind(part: Any) -> str | None:

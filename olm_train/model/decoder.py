@@ -26,6 +26,7 @@ from olm_train.model.attention_backend import DocumentLayout, Shifted, Use
 from olm_train.model.config import DecoderConfig
 from olm_train.model.head import Head
 from olm_train.model.layers import Embedding
+from olm_train.model.mixture import Routed, Routing
 from olm_train.model.rope import rope_table
 from olm_train.model.tap import NO_TAP
 from olm_train.model.weights_folder import save_model
@@ -49,7 +50,9 @@ class Decoder(nn.Module):
         self.backend = attention_backend(config.attention.backend)
         self.embeddings = Embedding(config.padded_vocab_size, config.d_model, **factory)
         self.position_embeddings = config.positions.build(config, **factory)
-        self.blocks = nn.ModuleList(config.build_block(**factory) for _ in range(config.n_layers))
+        self.blocks = nn.ModuleList(
+            config.build_block(part, **factory) for part in config.feed_forwards
+        )
         self.norm = config.norm.build(config.d_model, **factory)
         self.lm_head = config.head.build(config, **factory)
 
@@ -74,6 +77,7 @@ class Decoder(nn.Module):
         cu_seqlens: Tensor | None = None,
         max_seqlen: int | None = None,
         contexts: Sequence[Any] | None = None,
+        routing: Routing | None = None,
         reduce: Callable[[Head, Tensor], Any] = Head.logits,
     ) -> Any:
         """Predict the token after each token.
@@ -87,12 +91,15 @@ class Decoder(nn.Module):
                 without a mask read them.
             max_seqlen: upper bound of a document's length, likewise.
             contexts: of each layer's attention, in the place of `self.contexts`: memories of keys.
+            routing: what the routers of a mixture of experts are to be told; then they are asked.
             reduce: makes of the head and the normalised states [b, S, d_model] what is returned: a
                 loss that never holds all logits. Called inside the forward pass, where FSDP2 has
                 the head's weight gathered.
 
         Returns:
-            What `reduce` gives; by default logits [b, S, vocab_size] in the compute dtype.
+            What `reduce` gives; by default logits [b, S, vocab_size] in the compute dtype. With
+            `routing` a pair of that and `Routed`, each tensor with the layers that have experts in
+            front, [layers, ...].
 
         Raises:
             UsageError: the attention back-end cannot run here.
@@ -112,10 +119,19 @@ class Decoder(nn.Module):
             place = torch.arange(input_ids.shape[1], device=input_ids.device)
             within = positions if doc_start is None else place - doc_start
             contexts = Shifted.of(contexts, within > 0, config.head_size)
-        for block, rope, context in zip(self.blocks, config.ropes, contexts, strict=True):
-            x = block(x, ropes[rope], context)
+        layers = zip(self.blocks, config.feed_forwards, config.ropes, contexts, strict=True)
+        routed = []
+        for block, part, rope, context in layers:
+            if routing is None or not part.routes:
+                x = block(x, ropes[rope], context)
+            else:
+                x, found = block(x, ropes[rope], context, routing=routing)
+                routed.append(found)
         x = self.tap("norm", self.norm(x))
-        return reduce(self.head(x.dtype), x)
+        result = reduce(self.head(x.dtype), x)
+        if routing is None:
+            return result
+        return result, Routed(*map(torch.stack, zip(*routed, strict=True)))
 
     def contexts(
         self,

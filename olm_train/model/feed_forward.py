@@ -62,6 +62,20 @@ class FeedForward(nn.Module):
 class FeedForwardPart(Config, ABC):
     """Base of every kind of feed-forward layer: a map of each token's state by itself."""
 
+    routes: ClassVar[bool] = False
+    """Whether the layers are mixtures of experts, which take a `Routing` too; see `mixture.py`."""
+
+    def check(self, sizes: Sizes) -> None:
+        """Refuse what these sizes do not allow.
+
+        Raises:
+            UsageError: names the field.
+        """
+
+    def of_layer(self, layer: int) -> FeedForwardPart:
+        """Return the kind of a layer, from 0."""
+        return self
+
     @abstractmethod
     def build(self, sizes: Sizes, **factory: Any) -> nn.Module:
         """Return the layer of a block: (x [..., d_model], tap) -> [..., d_model].
@@ -78,9 +92,13 @@ class FeedForwardPart(Config, ABC):
     def products(self, sizes: Sizes) -> int:
         """Elements that matrix products give a token; all that "selected_ops" keeps."""
 
+    def active(self, sizes: Sizes) -> Params:
+        """Parameters that a token passes; by default all."""
+        return Params.of(self.build(sizes, device="meta"))
+
     def flops(self, sizes: Sizes) -> int:
-        """FLOPs of forward and backward for a token: 6 an entry of each matrix."""
-        return 6 * Params.of(self.build(sizes, device="meta")).matrices
+        """FLOPs of forward and backward for a token: 6 an entry of each matrix that it passes."""
+        return 6 * self.active(sizes).matrices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +169,3 @@ class GELUConfig(DenseFeedForward):
     """
 
     name: Literal["gelu"] = "gelu"
-
-
-AnyFeedForward = SwiGLUConfig | GeGLUConfig | GELUConfig

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from olm_train.model.config import VOCABULARY_TABLES
 from olm_train.model.decoder import Decoder
+from olm_train.model.mixture import Router
 from olm_train.model.shards import local_block
 
 CUTOFF = 3.0
@@ -117,7 +118,10 @@ class Workspace:
 RULE: Final = "sliced-1"
 """Name of the rule by which seed and names give the values; other values are another name."""
 
-RESIDUAL_OUTPUTS = ("attention.w_out.weight", "feed_forward.w_down.weight")
+RESIDUAL_OUTPUTS = (
+    *("attention.w_out.weight", "feed_forward.w_down.weight"),
+    *("feed_forward.experts.w_down", "feed_forward.shared.w_down.weight"),
+)
 
 PIECE = 1 << 20
 """Elements a thread takes at a time."""
@@ -133,8 +137,8 @@ def parameter_key(seed: int, name: str) -> int:
 def init_parameters(model: Decoder, seed: int, *, threads: int | None = None) -> None:
     """Fill every parameter of `model`, whole or sharded (DTensor), without communication.
 
-    Biases and the rows that pad the vocabulary are zeros, other vectors (norm weights) ones, or
-    zeros where they are added to 1.
+    Biases, those of routers too, and the rows that pad the vocabulary are zeros, other vectors
+    (norm weights) ones, or zeros where they are added to 1.
     Matrices are normal with deviation `init_std`, truncated at 3 deviations; those that write to
     the residual stream are scaled by 1 / sqrt(2 n_layers), so that the stream's variance does not
     grow with depth (Radford et al., 2019).
@@ -143,6 +147,9 @@ def init_parameters(model: Decoder, seed: int, *, threads: int | None = None) ->
         threads: that draw at a time, no matter for the values; default: as many as torch uses.
     """
     config, pieces = model.config, deque[_Piece]()
+    for module in model.modules():
+        if isinstance(module, Router) and module.bias is not None:
+            module.bias.zero_()
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             parameter.fill_(0.0 if name.endswith(".bias") else config.norm.initial_weight)
@@ -169,11 +176,11 @@ class _Piece:
 
 def _pieces(matrix: Tensor, rows: int, key: int, std: float) -> Iterator[_Piece]:
     """Cut this rank's part of the first `rows` rows into pieces; put zeros into those below."""
-    part, (down, across) = local_block(matrix)
+    part, (down, across, *_) = local_block(matrix)
     drawn = max(0, min(rows, down.stop) - down.start)
     part[drawn:].zero_()
-    width = matrix.shape[1]
-    if across.stop - across.start == width:
+    width = matrix.shape[1:].numel()
+    if part.shape[1:] == matrix.shape[1:]:
         lines = [(part[:drawn].view(-1), down.start * width)]
     else:
         lines = [(part[i], (down.start + i) * width + across.start) for i in range(drawn)]

@@ -162,6 +162,42 @@ _QWEN3 = _family(
     vocab_size=151_936,
 )  # fmt: skip
 
+_OLMOE = _family(
+    "allenai/OLMoE-1B-7B-{}",
+    {"norm": {"eps": 1e-5}, "attention": {"qk_norm": "full"}},
+    {
+        "olmoe-1b-7b": (
+            "0924",
+            _shape(16, 2048, 16, feed_forward={
+                "name": "moe", "n_experts": 64, "top_k": 8, "hidden_size": 1024,
+                "balance": {"name": "aux", "weight": 0.01}, "z_loss": 0.001,
+            }),
+            6_919_161_856,
+        ),
+    },
+    vocab_size=50_304,
+)  # fmt: skip
+
+# Their weight of the balance, 0.001, is of shares of tokens: of slots it is 8 times that.
+_QWEN3_MOE = _family(
+    "Qwen/Qwen3-{}",
+    {
+        "attention": {"qk_norm": "head"}, "positions": {"theta": 1_000_000.0}, "n_kv_heads": 4,
+        "head_dim": 128,
+    },
+    {
+        "qwen3-30b-a3b": (
+            "30B-A3B-Base",
+            _shape(48, 2048, 32, feed_forward={
+                "name": "moe", "n_experts": 128, "top_k": 8, "hidden_size": 768,
+                "normalize_scores": True, "balance": {"name": "global_aux", "weight": 0.008},
+            }),
+            30_532_122_624,
+        ),
+    },
+    vocab_size=151_936,
+)  # fmt: skip
+
 _OURS = {
     # Nominal: within a tenth, the name lies between the parameters without embeddings and the
     # parameters with a tied table of 50,304 entries.
@@ -174,7 +210,10 @@ _OURS = {
     "olm-350m": _shape(24, 1024, 8),
     "olm-760m": _shape(24, 1536, 12),
     "olm-1b": _shape(16, 2048, 16, n_kv_heads=8, hidden_size=8192, positions={"theta": 500_000.0}),
-}
+    "olm-moe-4m": _shape(4, 128, 1, feed_forward={
+        "name": "moe", "n_experts": 16, "top_k": 2, "hidden_size": 128, "normalize_scores": True,
+    }),
+}  # fmt: skip
 
 PRESETS: dict[str, Preset] = {
     **{
@@ -188,6 +227,8 @@ PRESETS: dict[str, Preset] = {
     **_OLMO2,
     **_OLMO3,
     **_QWEN3,
+    **_OLMOE,
+    **_QWEN3_MOE,
 }
 
 

@@ -1,11 +1,11 @@
-"""Muon (Jordan et al., 2024) for the matrices of the blocks, AdamW for all else.
+"""Muon (Jordan et al., 2024) for the matrices of the blocks but routers, AdamW for all else.
 
     gradient -> momentum (sharded as the weight is) -> whole matrix, on one of the ranks
              -> nearest orthogonal matrix -> scaled -> each rank's share of it -> weight
 
 The matrices are divided over the ranks; what one rank computes all others take, so
 weights do not depend on how they are sharded. A parameter that holds several matrices, such as the
-rows of queries, keys and values, is orthogonalised part by part.
+rows of queries, keys and values, or those of experts, is orthogonalised part by part.
 
 The division: each whole matrix is worked on by one rank alone.
 
@@ -35,6 +35,7 @@ from torch.optim.adamw import adamw
 from olm_data.config.hints import NonNegativeFloat, PositiveFloat
 from olm_train.distributed.world import World
 from olm_train.model.layers import Linear
+from olm_train.model.mixture import Experts
 from olm_train.optim.base import Decay, OptimConfig
 from olm_train.optim.groups import ParamGroup
 
@@ -84,23 +85,30 @@ class Grid:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows `first` to `stop` of a parameter of `rows` rows, each of `columns`."""
+    """Rows `first` to `stop` of a parameter of `rows` rows, each of `columns`.
+
+    Shards of the parameter are cut between groups of `together` rows alone: those of an expert.
+    """
 
     rows: int
     columns: int
     first: int
     stop: int
+    together: int = 1
 
     def part(self, shard: int, shards: int) -> slice:
         """Return which rows of the matrix a shard of its parameter holds."""
-        step = -(-self.rows // shards)  # as torch.chunk cuts
+        step = self._step(shards)
         low, high = (min(max(at * step, self.first), self.stop) for at in (shard, shard + 1))
         return slice(low - self.first, high - self.first)
 
     def local(self, shard: int, shards: int) -> slice:
         """Return where those rows lie in that shard of the parameter."""
-        part, start = self.part(shard, shards), min(shard * -(-self.rows // shards), self.rows)
+        part, start = self.part(shard, shards), min(shard * self._step(shards), self.rows)
         return slice(part.start + self.first - start, part.stop + self.first - start)
+
+    def _step(self, shards: int) -> int:
+        return -(-self.rows // self.together // shards) * self.together  # as torch.chunk cuts
 
 
 class Division:
@@ -349,11 +357,12 @@ class Muon(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class MuonConfig(OptimConfig):
-    """Muon for the matrices of the blocks; embeddings, head and vectors by AdamW.
+    """Muon for the matrices of the blocks; embeddings, head, routers and vectors by AdamW.
 
     Attributes:
         lr: peak learning rate of both.
-        betas: decay rates of the moments of AdamW, which takes embeddings, head and vectors.
+        betas: decay rates of the moments of AdamW, which takes embeddings, head, routers and
+            vectors.
         eps: of AdamW: added to the root of the second moment.
         mu: momentum of Muon.
         nesterov: look ahead by one step of the momentum.
@@ -376,6 +385,11 @@ class MuonConfig(OptimConfig):
             f"{name}.weight": module.parts
             for name, module in model.named_modules()
             if isinstance(module, Linear) and name.startswith("blocks.")
+        } | {
+            f"{name}.{leaf}": parts
+            for name, module in model.named_modules()
+            if isinstance(module, Experts)
+            for leaf, parts in module.parts.items()
         }
         split: list[ParamGroup] = []
         for group in groups:
@@ -407,13 +421,16 @@ class _Piece:
     @property
     def matrix(self) -> Matrix:
         """Where the rows lie."""
-        rows, columns = self.parameter.shape
-        return Matrix(rows, columns, self.first, self.stop)
+        *experts, rows, columns = self.parameter.shape
+        together = rows if experts else 1
+        return Matrix(math.prod(experts) * rows, columns, self.first, self.stop, together)
 
 
 def _local(tensor: Tensor | None) -> Tensor:
+    """Return this rank's rows, a view; of experts one below the other."""
     assert tensor is not None
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.flatten(0, -2)
 
 
 def cost(rows: int, columns: int) -> int:

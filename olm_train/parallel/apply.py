@@ -69,6 +69,14 @@ def parallelize(
         )
     model.compute_dtype = DTYPES[config.param_dtype]
     model.require_attention(world.device, model.compute_dtype, training=True)
+    experts = any(part.routes for part in model.config.feed_forwards)
+    if compiling is not None and experts and model.compute_dtype is torch.float32:
+        raise UsageError(
+            "a mixture of experts is not compiled in float32",
+            where="train_module.compile_model",
+            why="torch compiles grouped products in bfloat16 alone",
+            fix="set compile_model: false, or dp_config.param_dtype: bfloat16",
+        )
     checkpointing = checkpointing or ActivationCheckpointingConfig()
     checkpointing.check(compiling=compiling is not None)
     checkpointing.apply(model.blocks)
@@ -84,6 +92,9 @@ def parallelize(
         _fully_shard(model, model.blocks, policy, config, world)
         _prefetch(model.blocks, config.prefetch_factor)
     model.to_empty(device="cpu" if config.cpu_offload else world.device)
+    for module in model.modules():  # FSDP2 offloads parameters alone
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(world.device))
     if world.size > 1 and not config.shards:
         return _replicate(model, world)
     return model

@@ -185,6 +185,8 @@ def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -
         f"{config.model.num_params:,} parameters, "
         f"{config.model.num_non_embedding_params:,} without embeddings"
     )
+    if config.model.num_active_params < config.model.num_params:
+        yield f"{config.model.num_active_params:,} parameters that a token passes"
     yield (
         f"{flops:.3e} FLOPs a token, {flops * tokens:.3e} in all (documents as long as a row; "
         "shorter ones cost less)"

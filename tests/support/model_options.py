@@ -101,6 +101,15 @@ OPTIONS: list[dict[str, Any]] = [
     GEMMA2,
     GEMMA3,
 ]
+EXPERTS: list[dict[str, Any]] = [
+    {"feed_forward": {"name": "moe", "n_experts": 5, "top_k": 2, "hidden_size": 24} | more}
+    for more in (
+        {},
+        {"normalize_scores": True, "score_scale": 2.5, "balance": None},
+        {"scores": "sigmoid", "shared_hidden_size": 40},
+        {"first_dense": 1, "dense_hidden_size": 56, "balance": {"name": "sequence_aux"}},
+    )
+]
 PADDED: list[dict[str, Any]] = [
     {"vocab_multiple": 128},
     {"vocab_multiple": 16, "head": {"tied": True}},

@@ -6,11 +6,14 @@ It has no mask, no batch and no fused product, so it shares no fault with the on
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from olm_train.model.config import DecoderConfig
+from olm_train.model.feed_forward import SwiGLUConfig
+from olm_train.model.mixture import MixtureConfig
 from olm_train.model.positions import LearnedPositionsConfig
 from olm_train.model.rope import Llama3Scaling, PositionInterpolation, YaRNScaling
 
@@ -29,7 +32,11 @@ def plain_logits(config: DecoderConfig, weights: dict[str, Tensor], ids: list[in
                 if config.block.name == "reordered_norm"
                 else _norm(config, part, f"{name}_norm", x)
             )
-            h = _attention(config, part, layer, h) if name == "attention" else _mlp(config, part, h)
+            h = (
+                _attention(config, part, layer, h)
+                if name == "attention"
+                else _mlp(config.feed_forwards[layer], part, h)
+            )
             if config.block.name != "pre_norm":
                 h = _norm(config, part, f"post_{name}_norm", h)
             x = x + h
@@ -86,16 +93,34 @@ def _linear(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
     return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
 
 
-def _mlp(config: DecoderConfig, w: dict[str, Tensor], x: Tensor) -> Tensor:
-    if config.feed_forward.name == "gelu":
-        hidden = _gelu(_linear(w, "feed_forward.w_up", x))
-    else:
-        both = _linear(w, "feed_forward.w_gate_up", x)
-        gate, up = both.chunk(2, dim=-1)
-        hidden = up * (
-            _gelu(gate) if config.feed_forward.name == "geglu" else gate / (1 + (-gate).exp())
-        )
-    return _linear(w, "feed_forward.w_down", hidden)
+def _mlp(kind: Any, w: dict[str, Tensor], x: Tensor) -> Tensor:
+    if isinstance(kind, MixtureConfig):
+        return torch.stack([_mixture(kind, w, token) for token in x])
+    if kind.name == "gelu":
+        return _linear(w, "feed_forward.w_down", _gelu(_linear(w, "feed_forward.w_up", x)))
+    gate, up = _linear(w, "feed_forward.w_gate_up", x).chunk(2, dim=-1)
+    gate = _gelu(gate) if kind.name == "geglu" else gate / (1 + (-gate).exp())
+    return _linear(w, "feed_forward.w_down", gate * up)
+
+
+def _mixture(kind: MixtureConfig, w: dict[str, Tensor], token: Tensor) -> Tensor:
+    """One token [d_model], expert by expert."""
+    logits = (w["feed_forward.router.weight"] @ token).tolist()
+    raw = [1 / (1 + math.exp(-x)) if kind.scores == "sigmoid" else math.exp(x) for x in logits]
+    scores = raw if kind.scores == "sigmoid" else [x / sum(raw) for x in raw]
+    biases = w.get("feed_forward.router.bias", torch.zeros(kind.n_experts)).tolist()
+    wanted = [score + bias for score, bias in zip(scores, biases, strict=True)]
+    chosen = sorted(range(kind.n_experts), key=lambda expert: -wanted[expert])[: kind.top_k]
+    total = sum(scores[expert] for expert in chosen) if kind.normalize_scores else 1.0
+    result = torch.zeros_like(token)
+    for expert in chosen:
+        gate, up = (w["feed_forward.experts.w_gate_up"][expert] @ token).chunk(2)
+        out = w["feed_forward.experts.w_down"][expert] @ (gate / (1 + (-gate).exp()) * up)
+        result = result + kind.score_scale * scores[expert] / total * out
+    if kind.shared_hidden_size is None:
+        return result
+    shared = {k.replace("shared.", ""): v for k, v in w.items() if "feed_forward.shared." in k}
+    return result + _mlp(SwiGLUConfig(), shared, token)
 
 
 def _gelu(x: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from olm_train.model.block import Block
 from olm_train.model.decoder import Decoder
 from olm_train.model.feed_forward import FeedForward, GatedFeedForward
 from olm_train.model.head import Head
+from olm_train.model.mixture import MixtureOfExperts
 
 CHUNK = 1024
 """Tokens of a long prompt that go through the model at a time."""
@@ -203,10 +204,13 @@ def knows_cache(decoder: Decoder) -> bool:
     return type(decoder).forward is Decoder.forward and all(map(_known, decoder.blocks))
 
 
+TOKEN_BY_TOKEN = (GatedFeedForward.forward, FeedForward.forward, MixtureOfExperts.forward)
+
+
 def _known(block: nn.Module) -> bool:
     return (
         isinstance(block, Block)
         and type(block).forward is Block.forward
         and type(block.attention).forward is Attention.forward
-        and type(block.feed_forward).forward in (GatedFeedForward.forward, FeedForward.forward)
+        and type(block.feed_forward).forward in TOKEN_BY_TOKEN
     )

@@ -15,7 +15,8 @@ pytestmark = together
 
 HOME = "olm_data/run_log/metric_names.py"
 SPELLED = re.compile(
-    r"(train|optim|throughput|spike|system|gap)/[A-Za-z][A-Za-z /-]*\Z|CE loss\Z|PPL\Z|BPB\Z"
+    r"(train|optim|throughput|experts|spike|system|gap)/[A-Za-z][A-Za-z /-]*\Z"
+    r"|CE loss\Z|PPL\Z|BPB\Z"
 )
 
 
@@ -46,6 +47,8 @@ def test_metric_names_are_what_runs_have_written_so_far() -> None:
         "acc", "len_norm", "acc_per_token", "acc_uncond", "soft", "soft_log", "questions",
         "left out", "truncated", "ties", "downstream/", "train/instances",
         "throughput/instances per second", "merged/", "watched/step",
+        "experts/", "experts/load max over mean", "experts/load entropy",
+        "experts/without tokens", "experts/bias norm", "train/router Z loss",
     }  # fmt: skip
     assert metric_names.lr_of_group(1) == "optim/lr (group 1)"
 

@@ -69,6 +69,20 @@ SHAPES = {
         "head_dim": 32,
         "feed_forward": {"hidden_size": 320},
     },
+    "experts": {
+        "d_model": 64,
+        "n_layers": 3,
+        "n_heads": 4,
+        "feed_forward": {
+            "name": "moe",
+            "n_experts": 8,
+            "top_k": 3,
+            "hidden_size": 40,
+            "shared_hidden_size": 48,
+            "first_dense": 1,
+            "dense_hidden_size": 96,
+        },
+    },
 }
 OPTIMISERS = [AdamWConfig(), AdamConfig(), LionConfig(), MuonConfig()]
 
@@ -98,13 +112,13 @@ def kept_for_backward(config: DecoderConfig, dtype: torch.dtype, tokens: int) ->
     model = Decoder(config, device="cpu")
     init_parameters(model, 0)
     model.compute_dtype = dtype
-    shapes = {tuple(p.shape) for p in model.parameters()}
+    shapes = {tuple(sorted(p.shape)) for p in model.parameters()}
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     found: dict[int, tuple[int, torch.UntypedStorage]] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        cast = {tuple(tensor.shape), tuple(reversed(tensor.shape))} & shapes
+        cast = tuple(sorted(tensor.shape)) in shapes  # transposed or not
         if storage.data_ptr() not in weights and not cast:
             found[storage.data_ptr()] = (storage.nbytes(), storage)  # held: addresses stay unique
         return tensor

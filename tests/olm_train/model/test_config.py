@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.model_options import CONFIG, GPT2, OPTIONS, PADDED
+from support.model_options import CONFIG, EXPERTS, GPT2, OPTIONS, PADDED
 
 from olm_data.errors import UsageError
 from olm_train.model.decoder import Decoder
+from olm_train.model.part import Params
 from olm_train.model.rope import PositionInterpolation
 
 LEARNED = GPT2["positions"]
 TABLES = ("embeddings.weight", "lm_head.weight")
 
 
-@pytest.mark.parametrize("change", [*OPTIONS, *PADDED], ids=str)
+@pytest.mark.parametrize("change", [*OPTIONS, *PADDED, *EXPERTS], ids=str)
 def test_stated_parameter_counts_are_the_models(change: dict[str, Any]) -> None:
     config = CONFIG.changed(**change)
     model = Decoder(config, device="meta")
@@ -25,8 +26,8 @@ def test_stated_parameter_counts_are_the_models(change: dict[str, Any]) -> None:
     vocabulary = [name for name in tables if name != "position_embeddings.weight"]
     pads = (config.padded_vocab_size - 50) * config.d_model * len(vocabulary)
     assert sum(sizes.values()) - pads == config.num_params
-    matrices = [p.numel() for p in model.blocks.parameters() if p.ndim == 2]
-    assert sum(matrices) == config.n_layers * config.block_params.matrices
+    matrices = [p.numel() for p in model.blocks.parameters() if p.ndim > 1]
+    assert sum(matrices) == Params.of(model.blocks).matrices
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ PUBLISHED = [name for name in PRESETS if name not in OURS]
 @pytest.mark.parametrize("name", OURS)
 def test_a_presets_name_lies_between_its_sizes(name: str) -> None:
     config = preset(name, vocab_size=50_304, head={"tied": True})
-    number, unit = name.removeprefix("olm-")[:-1], name[-1]
+    number, unit = name.rpartition("-")[2][:-1], name[-1]
     nominal = float(number) * {"m": 1e6, "b": 1e9}[unit]
     assert 0.9 * config.num_non_embedding_params <= nominal <= 1.1 * config.num_params
 

@@ -66,6 +66,27 @@ def test_queries_keys_and_values_are_orthogonal_each_by_itself() -> None:
         assert 0.5 < values.min() <= values.max() < 1.3
 
 
+def test_the_matrices_of_each_expert_are_orthogonal_by_themselves() -> None:
+    experts = {"name": "moe", "n_experts": 3, "top_k": 1, "hidden_size": 24}
+    model = Decoder(MODEL.changed(feed_forward=experts))
+    init_parameters(model, 0)
+    layer = model.blocks[0].feed_forward
+    optimizer = MuonConfig(lr=1.0, weight_decay=0.0, adjust_lr="none", nesterov=False).build(model)
+    before = {name: p.detach().clone() for name, p in layer.named_parameters()}
+    for seed, parameter in enumerate(layer.parameters()):
+        generator = torch.Generator().manual_seed(seed)
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    optimizer.step()
+    assert "exp_avg" in optimizer.state[layer.router.weight]
+    for name, parts in (("experts.w_gate_up", 2), ("experts.w_down", 1)):
+        moved = (before[name] - layer.get_parameter(name).detach()).flatten(0, 1)
+        matrices = moved.chunk(3 * parts)
+        assert len(matrices) == 3 * parts
+        for matrix in matrices:
+            values = torch.linalg.svdvals(matrix)
+            assert 0.5 < values.min() <= values.max() < 1.3
+
+
 def test_scale_of_an_update() -> None:
     assert scale((64, 16), "none") == 1
     assert scale((64, 16), "spectral_norm") == 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.model_options import CONFIG, FAMILIES, stirred
+from support.model_options import CONFIG, EXPERTS, FAMILIES, stirred
 
 from olm_train.extensions.generate.runner import (
     CachedRunner,
@@ -94,6 +94,14 @@ def test_cached_logits_are_those_of_the_whole_text(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_those_of_whole_families_too(family: str) -> None:
     model = stirred(CONFIG.changed(**FAMILIES[family]))
+    same([[3], [5, 6, 7, 8, 9, 10, 11, 12], [1, 2]], 14, 3, model)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("experts", EXPERTS, ids=str)
+def test_those_of_experts_too(experts: dict[str, Any]) -> None:
+    model = stirred(CONFIG.changed(**experts))
+    assert knows_cache(model)
     same([[3], [5, 6, 7, 8, 9, 10, 11, 12], [1, 2]], 14, 3, model)
 
 

@@ -1,0 +1,123 @@
+"""Mixtures of experts over ranks: one rank's bits at first, its losses, gradients and counts.
+
+All checks of two ranks run in one launch, those of four in another (support/expert_ranks.py).
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from support.distributed import run_ranks
+from support.expert_ranks import (
+    BALANCES,
+    MUON,
+    RECOMPUTED,
+    STRATEGIES,
+    Trained,
+    all_checks,
+    of_experts,
+    three_steps,
+)
+from support.training import ROWS, build, digest, full, train
+
+pytestmark = pytest.mark.xdist_group("experts")  # its fixtures are made once
+
+LAYOUTS = list(product(STRATEGIES, RECOMPUTED, (1, 2)))
+
+
+@pytest.fixture(scope="module")
+def single() -> Trained:
+    return three_steps(build(model=of_experts()), [ROWS])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoints")
+    module = build(model=of_experts())
+    train(module, [ROWS], steps=[1, 2])
+    dcp.save(module.state_dict(), checkpoint_id=path / "one")
+    return path
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[Any, Any]]:
+    return run_ranks(all_checks, request.param, str(folder))
+
+
+def assert_alike(run: Trained, expected: Trained) -> None:
+    assert run.initial == expected.initial
+    assert run.losses == pytest.approx(expected.losses, rel=1e-6)
+    assert run.gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        far = (run.gradients[name] - gradient).abs().max() / gradient.abs().max()
+        assert far <= 1e-5, name
+    assert run.biases.keys() == expected.biases.keys()
+    for name, bias in expected.biases.items():
+        assert torch.equal(run.biases[name], bias), name
+    assert run.counts is not None
+    assert expected.counts is not None
+    assert torch.equal(run.counts, expected.counts)
+    assert run.metrics == pytest.approx(expected.metrics, rel=1e-5)
+
+
+@pytest.mark.parametrize(("strategy", "recomputed", "micro_batches"), LAYOUTS)
+def test_every_layout_follows_one_rank(
+    strategy: str,
+    recomputed: str,
+    micro_batches: int,
+    single: Trained,
+    ranks: list[dict[Any, Trained]],
+) -> None:
+    assert single.biases
+    assert all(bias.abs().max() > 0 for bias in single.biases.values())
+    for rank in ranks:
+        assert_alike(rank[strategy, recomputed, micro_batches], single)
+
+
+@pytest.mark.parametrize("balance", BALANCES)
+def test_a_balance_that_no_cut_changes_is_that_of_one_rank(
+    balance: str, ranks: list[dict[Any, Trained]]
+) -> None:
+    alone = three_steps(build(model=of_experts(**BALANCES[balance])), [ROWS])
+    for rank in ranks:
+        assert_alike(rank["balance", balance], alone)
+
+
+def test_fewer_experts_than_ranks_train_as_on_one(ranks: list[dict[Any, Trained]]) -> None:
+    alone = build(model=of_experts(n_experts=len(ranks) - 1, top_k=1))
+    expected = three_steps(alone, [ROWS])
+    for rank in ranks:
+        assert_alike(rank["few"], expected)
+
+
+def test_muon_takes_each_expert_by_itself_on_shards_too(ranks: list[dict[Any, Any]]) -> None:
+    alone = train(build(model=of_experts(), optim=MUON), [ROWS])
+    for strategy in ("ddp", "fsdp"):
+        first, second, *_ = (rank["muon", strategy] for rank in ranks)
+        assert digest(first.weights) == digest(second.weights)
+        assert first.losses == pytest.approx(alone.losses, rel=1e-4)
+
+
+def test_bfloat16_stays_near_one_rank(ranks: list[dict[Any, Trained]]) -> None:
+    alone = three_steps(build(model=of_experts(), param_dtype="bfloat16"), [ROWS])
+    assert ranks[0]["bfloat16"].initial == alone.initial
+    assert ranks[0]["bfloat16"].losses == pytest.approx(alone.losses, rel=5e-3)
+
+
+def test_a_run_goes_on_to_the_bit_and_from_another_number_of_ranks(
+    ranks: list[dict[Any, Any]],
+) -> None:
+    module = build(model=of_experts())
+    train(module, [ROWS], steps=[1, 2])
+    saved = digest(full(module)["model"])
+    rest = train(module, [ROWS], steps=[3, 4])
+    for rank in ranks:
+        found = rank["resumed"]
+        assert found["same"]
+        assert found["loaded"] == saved
+        assert found["losses"] == pytest.approx(rest.losses, rel=1e-5)
