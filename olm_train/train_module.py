@@ -84,6 +84,7 @@ class TransformerTrainModule(GradientStep):
         shape, config, _ = resolve(shape, config, Capability.of(world.device))
         compiling = config.compile_model is True
         self.config, self.seed, self.world = config, seed, world
+        self.place = config.dp_config.mesh(world.size, world.nodes).place(world.rank)
         self._has_weights = False
         torch.set_float32_matmul_precision(config.float32_matmul_precision)
         self.loss = config.loss.choose(

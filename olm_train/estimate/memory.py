@@ -204,7 +204,7 @@ def memory_of_step(
         sequence_length=sequence_length,
         loss_tokens=loss.tokens_at_once(on_cpu=on_cpu),
         kept=_kept(model, module, sequence_length),
-        shards=dp.degrees(world_size, nodes)[1] if world_size > 1 else 1,
+        shards=dp.mesh(world_size, nodes).dp_shard,
         param_dtype=dp.param_dtype,
         reshard_after_forward=dp.reshard_after_forward,
         offload=dp.cpu_offload and world_size > 1,

@@ -37,6 +37,7 @@ from olm_train.model.decoder import Decoder
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DTYPES, DataParallelConfig
+from olm_train.parallel.mesh import WEIGHTS, Mesh
 
 
 def parallelize(
@@ -59,9 +60,8 @@ def parallelize(
         UsageError: the configuration does not fit the world, or the attention back-end cannot
             train here.
     """
-    if world.size > 1:
-        config.check(world.size, world.nodes)
-    elif config.cpu_offload:
+    mesh = config.mesh(world.size, world.nodes)
+    if mesh.size == 1 and config.cpu_offload:
         raise UsageError(
             "dp_config.cpu_offload has no effect on one rank, where nothing is wrapped",
             where="train_module.dp_config.cpu_offload",
@@ -82,20 +82,20 @@ def parallelize(
     checkpointing.apply(model.blocks)
     if compiling is not None:
         compiling.apply(model.blocks, checkpointing)
-    if world.size > 1 and config.shards:
+    if mesh.size > 1 and config.shards:
         policy = MixedPrecisionPolicy(
             param_dtype=DTYPES[config.param_dtype],
             reduce_dtype=DTYPES[config.reduce_dtype],
             # Rotary tables and masks enter the blocks as they are.
             cast_forward_inputs=False,
         )
-        _fully_shard(model, model.blocks, policy, config, world)
+        _fully_shard(model, model.blocks, policy, config, _device_mesh(mesh, world))
         _prefetch(model.blocks, config.prefetch_factor)
     model.to_empty(device="cpu" if config.cpu_offload else world.device)
     for module in model.modules():  # FSDP2 offloads parameters alone
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(world.device))
-    if world.size > 1 and not config.shards:
+    if mesh.size > 1 and not config.shards:
         return _replicate(model, world)
     return model
 
@@ -118,16 +118,16 @@ def spread(
         UsageError: the configuration does not fit the world.
     """
     model.to("cpu" if config.cpu_offload else world.device)
-    if world.size == 1:
+    mesh = config.mesh(world.size, world.nodes)
+    if mesh.size == 1:
         return model
-    config.check(world.size, world.nodes)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.copy_(world.from_main(tensor.detach().to(world.device)))
     if not config.shards:
         return _replicate(model, world)
     policy = MixedPrecisionPolicy(reduce_dtype=DTYPES[config.reduce_dtype])
-    _fully_shard(model, units, policy, config, world)
+    _fully_shard(model, units, policy, config, _device_mesh(mesh, world))
     _prefetch(_outermost(model, units), config.prefetch_factor)
     return model
 
@@ -166,12 +166,11 @@ def _fully_shard(
     units: Iterable[nn.Module],
     policy: MixedPrecisionPolicy,
     config: DataParallelConfig,
-    world: World,
+    mesh: DeviceMesh,
 ) -> None:
-    mesh = _shard_mesh(world, *config.degrees(world.size, world.nodes))
     offload = OffloadPolicy()
     if config.cpu_offload:
-        offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
+        offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     for unit in units:
         fully_shard(
             unit,
@@ -185,14 +184,12 @@ def _fully_shard(
     _sum_gradients(model)
 
 
-def _shard_mesh(world: World, replicas: int, shards: int) -> DeviceMesh:
-    """Return the mesh FSDP2 cuts parameters over: ("dp_shard",), or with several replicas
-    ("dp_replicate", "dp_shard"), a replica's ranks side by side. The names are OLMo-core's."""
-    kind = world.device.type
-    if replicas == 1:
-        return init_device_mesh(kind, (shards,), mesh_dim_names=("dp_shard",))
-    names = ("dp_replicate", "dp_shard")
-    return init_device_mesh(kind, (replicas, shards), mesh_dim_names=names)
+def _device_mesh(mesh: Mesh, world: World) -> DeviceMesh:
+    """Return torch's mesh of the axes that have more than one rank, and of "dp_shard": FSDP2 cuts
+    over the last dimension, and keeps copies along one before it."""
+    axes = [axis for axis in WEIGHTS if axis == "dp_shard" or mesh.degree(axis) > 1]
+    shape = tuple(mesh.degree(axis) for axis in axes)
+    return init_device_mesh(world.device.type, shape, mesh_dim_names=tuple(axes))
 
 
 def _sum_gradients(model: nn.Module) -> None:

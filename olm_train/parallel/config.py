@@ -1,6 +1,6 @@
 """How ranks share the work: the options of data parallelism, checked before anything is built.
 
-    dp_config of train.yaml -> DataParallelConfig -> degrees(world) -> apply.parallelize
+    dp_config of train.yaml -> DataParallelConfig -> mesh(world) -> apply.parallelize
 
 Pure: no process group, no device. Names are those of OLMo-core.
 """
@@ -17,6 +17,7 @@ from msgspec import Meta
 from olm_data.config.convert import Config
 from olm_data.config.hints import Needs, NonNegativeInt, PositiveInt
 from olm_data.errors import UsageError
+from olm_train.parallel.mesh import Mesh, divisors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -34,6 +35,10 @@ class DataParallelType(StrEnum):
 
 _SHARDED = Needs("name", unless=DataParallelType.ddp)
 _REPLICAS = Needs("name", value=DataParallelType.hsdp)
+_CALLED = {
+    "dp_replicate": "train_module.dp_config.num_replicas",
+    "dp_shard": "train_module.dp_config.shard_degree",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,56 +81,30 @@ class DataParallelConfig(Config):
         """Whether the weights are cut at all."""
         return self.name is not DataParallelType.ddp
 
-    def degrees(self, world_size: int, nodes: int = 1) -> tuple[int, int]:
-        """Return (replicas, ranks each is cut over) for a run; their product is `world_size`.
+    def mesh(self, world_size: int, nodes: int = 1) -> Mesh:
+        """Return which rank of a run does what.
 
         Args:
             world_size: ranks of the run.
             nodes: machines they are on, as many on each.
 
         Raises:
-            UsageError: the degrees of this configuration do not fit the world.
+            UsageError: the degrees of this configuration do not fit more than one rank.
         """
-        if self.name is DataParallelType.ddp:
-            return world_size, 1
-        if self.name is DataParallelType.fsdp:
-            return 1, world_size
+        if world_size == 1:
+            return Mesh()
         replicas, shards = self.num_replicas, self.shard_degree
-        for field, degree in (("num_replicas", replicas), ("shard_degree", shards)):
-            if degree is not None and world_size % degree:
-                raise UsageError(
-                    f"dp_config.{field} {degree} does not divide the {world_size} ranks",
-                    where=f"train_module.dp_config.{field}",
-                    fix=f"one of {', '.join(map(str, divisors(world_size)))}",
-                )
-        if replicas is None:
-            replicas = world_size // shards if shards else nodes
-        shards = shards or world_size // replicas
-        if replicas * shards != world_size:
-            raise UsageError(
-                f"{replicas} replicas of {shards} ranks are not {world_size} ranks",
-                where="train_module.dp_config",
-                fix="give num_replicas or shard_degree alone; the other one follows",
-            )
-        return replicas, shards
-
-    def check(self, world_size: int, nodes: int = 1) -> None:
-        """Check the options against a world of more than one rank.
-
-        Raises:
-            UsageError: they do not fit.
-        """
-        _, shards = self.degrees(world_size, nodes)
+        if self.name is not DataParallelType.hsdp:
+            replicas, shards = (1, None) if self.shards else (None, 1)
+        elif replicas is None and shards is None:
+            replicas = nodes
+        mesh = Mesh.over(world_size, dp_replicate=replicas, dp_shard=shards, called=_CALLED)
         keep = self.reshard_after_forward
-        if not isinstance(keep, bool) and shards % keep:
+        if not isinstance(keep, bool) and mesh.dp_shard % keep:
             raise UsageError(
-                f"dp_config.reshard_after_forward {keep} does not divide the {shards} ranks that "
-                "a replica is cut over",
+                f"dp_config.reshard_after_forward {keep} does not divide the {mesh.dp_shard} ranks "
+                "that a replica is cut over",
                 where="train_module.dp_config.reshard_after_forward",
-                fix=f"one of {', '.join(map(str, divisors(shards)[1:]))}, true or false",
+                fix=f"one of {', '.join(map(str, divisors(mesh.dp_shard)[1:]))}, true or false",
             )
-
-
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a positive number, ascending."""
-    return [n for n in range(1, number + 1) if number % n == 0]
+        return mesh

@@ -59,6 +59,7 @@ from olm_train.model.config import DecoderConfig, by_name, overlaid
 from olm_train.model.flat_form import from_flat
 from olm_train.model.init import RULE
 from olm_train.model.presets import depth_fields, preset_fields
+from olm_train.parallel.mesh import Place
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
 from olm_train.trainer import Trainer
@@ -116,14 +117,14 @@ class DataLoaderConfig(Config):
     skip: list[list[int]] = field(default_factory=list)
     cache: CacheConfig = field(default_factory=CacheConfig)
 
-    def build(self, *, rank_microbatch_size: int, world: World) -> DataLoader:
+    def build(self, *, rank_microbatch_size: int, world: World, place: Place) -> DataLoader:
         """Return this rank's loader."""
         return DataLoader(
             self.mixture,
             global_batch_size=self.global_batch_size,
             rank_microbatch_size=rank_microbatch_size,
-            rank=world.rank,
-            world_size=world.size,
+            rank=place.reader,
+            world_size=place.readers,
             prefetch=self.prefetch,
             verify=self.verify,
             device=world.device,
@@ -323,7 +324,8 @@ class RunConfig(Config):
         """
         config = self.on_device(Capability.of(world.device))[0].fitted(Machine.of(world))[0]
         microbatch = config.train_module.rank_microbatch_size
-        loader = config.data_loader.build(rank_microbatch_size=microbatch, world=world)
+        place = config.train_module.dp_config.mesh(world.size, world.nodes).place(world.rank)
+        loader = config.data_loader.build(rank_microbatch_size=microbatch, world=world, place=place)
         module = TransformerTrainModule(
             config.train_module, config.model, seed=config.seed, world=world, init=False
         )

@@ -67,7 +67,9 @@ def describe(
     config, why = config.fitted(Machine(world_size=world_size, nodes=nodes, memory=plan.gpu.memory))
     microbatch = config.train_module.rank_microbatch_size
     loader = config.data_loader.build(
-        rank_microbatch_size=microbatch, world=World(rank=0, size=world_size)
+        rank_microbatch_size=microbatch,
+        world=World(),
+        place=config.train_module.dp_config.mesh(world_size, nodes).place(0),
     )
     scheduler = config.trainer.callbacks.batch_size_scheduler
     if scheduler is not None and scheduler.enabled:

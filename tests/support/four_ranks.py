@@ -10,14 +10,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support.parallel_checks import Traffic
 from support.training import MODEL, Run, build, micro_batches, train
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.tensor import DTensor
 
 from olm_data.errors import UsageError
 from olm_train.distributed.waiting import RanksLostError, RankWatchdog
 from olm_train.distributed.world import World
+from olm_train.extensions.monitors.replica_checker import digests
 from olm_train.train_module import TransformerTrainModule
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -49,6 +53,7 @@ def all_checks(folder: str) -> dict[Any, Any]:
         results[strategy], results[strategy, "resumed"] = _interrupted(module, Path(folder))
         for cut in ([2], CUT):
             results[strategy, "traffic", len(cut)] = _traffic(module, cut)
+        results[strategy, "held"] = _held(module, Path(folder))
     for name, (strategy, options) in SAME_MATHS.items():
         sharing = STRATEGIES[strategy] | options
         module = build(strategy, world=world, sharing=sharing)
@@ -77,6 +82,25 @@ def _interrupted(module: TransformerTrainModule, folder: Path) -> tuple[Run, Run
     return run, train(module, CUT, steps=[4, 5, 6])
 
 
+def _held(module: TransformerTrainModule, folder: Path) -> dict[str, Any]:
+    """What this rank holds, whom its norm is summed with, who wrote which shard."""
+    pieces = {piece for piece, _ in digests(module.state_dict()["model"]).values()}
+    norm = torch.linalg.vector_norm(module.model.embeddings.weight.grad)  # not yet summed
+    summed: list[str] = []
+    if isinstance(norm, DTensor):
+        axes = zip(norm.device_mesh.mesh_dim_names or (), norm.placements, strict=True)
+        summed = [axis for axis, placement in axes if placement.is_partial()]
+    stored = FileSystemReader(folder / module.config.dp_config.name).read_metadata().storage_data
+    boxes = [
+        (index.fqn, tuple(index.offset), int(file.relative_path.split("_")[2]))
+        for index, file in stored.items()
+        if index.offset  # not a scalar
+    ]
+    firsts = {name: sorted(at for other, at, _ in boxes if other == name) for name, *_ in boxes}
+    written = {(firsts[name].index(at), rank) for name, at, rank in boxes}  # (shard, rank)
+    return {"pieces": pieces, "norm": summed, "written": written}
+
+
 def _traffic(module: TransformerTrainModule, cut: list[int]) -> dict[str, int]:
     """Collectives of a step that is not the first, by kind."""
     with Traffic() as traffic:
@@ -99,8 +123,9 @@ def _asked(module: TransformerTrainModule) -> list[str]:
     return [event for event in events if "gather" in event or "block" in event]
 
 
-def _meshes(world: World) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
-    """Shape and names of the mesh under each way to say hsdp; two machines of two ranks."""
+def _meshes(world: World) -> dict[str, dict[str, list[int]]]:
+    """Ranks of this one's group along each axis of torch's mesh, under each way to say hsdp; two
+    machines of two ranks."""
     ways: dict[str, dict[str, Any]] = {
         "default": {},
         "four replicas": {"num_replicas": 4},
@@ -110,7 +135,9 @@ def _meshes(world: World) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
     for name, sharing in ways.items():
         module = build("hsdp", world=world, sharing=sharing)
         mesh = module.model.embeddings.weight.device_mesh
-        meshes[name] = (tuple(mesh.shape), mesh.mesh_dim_names)
+        meshes[name] = {
+            axis: dist.get_process_group_ranks(mesh.get_group(axis)) for axis in mesh.mesh_dim_names
+        }
     return meshes
 
 

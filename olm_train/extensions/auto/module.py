@@ -160,7 +160,7 @@ def need_of_any(
 
     def need(config: DataParallelConfig) -> int:
         alone = devices.world_size == 1
-        shards = 1 if alone else config.degrees(devices.world_size, devices.nodes)[1]
+        shards = config.mesh(devices.world_size, devices.nodes).dp_shard
         own = 0 if config.cpu_offload and not alone else (weights + MOMENTS * trained) / shards
         gradients = trained if micro_batches > 1 else trained / shards
         gathered = 0

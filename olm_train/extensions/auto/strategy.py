@@ -19,7 +19,8 @@ from olm_data.errors import UsageError
 from olm_train.distributed.world import World
 from olm_train.estimate.device_defaults import Capability
 from olm_train.estimate.sharding import Goal, Machine, Need, Ways, candidates, cheapest
-from olm_train.parallel.config import DataParallelConfig, divisors
+from olm_train.parallel.config import DataParallelConfig
+from olm_train.parallel.mesh import divisors
 
 
 class TrainerStrategy(StrEnum):

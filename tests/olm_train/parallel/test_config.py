@@ -12,7 +12,8 @@ from support.training import build
 from olm_data.config.convert import parse
 from olm_data.config.values import Values
 from olm_data.errors import UsageError
-from olm_train.parallel.config import DataParallelConfig, DataParallelType, divisors
+from olm_train.parallel.config import DataParallelConfig, DataParallelType
+from olm_train.parallel.mesh import Mesh, divisors
 
 FSDP, HSDP, DDP = (getattr(DataParallelType, name) for name in ("fsdp", "hsdp", "ddp"))
 
@@ -20,9 +21,10 @@ FSDP, HSDP, DDP = (getattr(DataParallelType, name) for name in ("fsdp", "hsdp", 
 @given(st.integers(1, 64), st.integers(1, 16), st.data())
 def test_replicas_times_shards_is_the_world(per_node: int, nodes: int, data: st.DataObject) -> None:
     world = per_node * nodes
-    assert DataParallelConfig(name=DDP).degrees(world, nodes) == (world, 1)
-    assert DataParallelConfig(name=FSDP).degrees(world, nodes) == (1, world)
-    assert DataParallelConfig(name=HSDP).degrees(world, nodes) == (nodes, per_node)
+    assert DataParallelConfig(name=DDP).mesh(world, nodes) == Mesh(dp_replicate=world)
+    assert DataParallelConfig(name=FSDP).mesh(world, nodes) == Mesh(dp_shard=world)
+    machines = Mesh(dp_replicate=nodes, dp_shard=per_node)
+    assert DataParallelConfig(name=HSDP).mesh(world, nodes) == machines
     one = data.draw(st.sampled_from(divisors(world)))
     other = world // one
     for options in (
@@ -30,7 +32,8 @@ def test_replicas_times_shards_is_the_world(per_node: int, nodes: int, data: st.
         {"shard_degree": other},
         {"num_replicas": one, "shard_degree": other},
     ):
-        assert DataParallelConfig(name=HSDP, **options).degrees(world, nodes) == (one, other)
+        mesh = DataParallelConfig(name=HSDP, **options).mesh(world, nodes)
+        assert mesh == Mesh(dp_replicate=one, dp_shard=other)
 
 
 @given(st.integers(1, 300))

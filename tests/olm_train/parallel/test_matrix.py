@@ -14,6 +14,9 @@ from support.distributed import run_ranks
 from support.four_ranks import SAME_MATHS, STRATEGIES, all_checks
 from support.training import MODEL, ROWS, Run, build, digest, train
 
+from olm_train.parallel.config import DataParallelConfig
+from olm_train.parallel.mesh import CUT, WEIGHTS, Mesh
+
 pytestmark = [
     pytest.mark.xdist_group("parallel"),  # its fixtures are made once
     pytest.mark.slow,
@@ -111,11 +114,35 @@ def test_prefetch_asks_for_a_blocks_weights_before_the_one_in_front_computes(
 
 
 def test_a_replica_is_a_machine_unless_said_otherwise(ranks: list[dict[Any, Any]]) -> None:
-    assert ranks[0]["meshes"] == {
-        "default": ((2, 2), ("dp_replicate", "dp_shard")),
-        "four replicas": ((4, 1), ("dp_replicate", "dp_shard")),
-        "one replica": ((4,), ("dp_shard",)),
+    meshes = {
+        "default": Mesh(dp_replicate=2, dp_shard=2),
+        "four replicas": Mesh(dp_replicate=4),
+        "one replica": Mesh(dp_shard=4),
     }
+    for number, rank in enumerate(ranks):
+        assert {*rank["meshes"]} == {*meshes}
+        for name, groups in rank["meshes"].items():
+            mesh = meshes[name]
+            several = [axis for axis in WEIGHTS if mesh.degree(axis) > 1]
+            assert [*groups] == ([*several] if "dp_shard" in several else [*several, "dp_shard"])
+            for axis, group in groups.items():
+                assert tuple(group) == mesh.group(number, axis)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_torch_shards_sums_and_writes_as_the_mesh_says(
+    strategy: str, ranks: list[dict[Any, Any]]
+) -> None:
+    mesh = DataParallelConfig(name=strategy, **STRATEGIES[strategy]).mesh(4, 2)
+    found = [rank[strategy, "held"] for rank in ranks]
+    for number, own in enumerate(found):
+        same = [rank for rank, other in enumerate(found) if other["pieces"] == own["pieces"]]
+        assert tuple(same) == mesh.group(number, *CUT.copies)
+        assert own["norm"] == [axis for axis in CUT.norms if mesh.degree(axis) > 1]
+    written = found[0]["written"]
+    assert {shard for shard, _ in written} == {*range(mesh.dp_shard)}
+    assert all(writer in mesh.group(shard, *CUT.copies) for shard, writer in written)
+    assert {writer for _, writer in written} == {*range(4)}
 
 
 def test_degrees_that_do_not_fit_the_ranks_are_refused_with_those_that_do(
@@ -124,7 +151,7 @@ def test_degrees_that_do_not_fit_the_ranks_are_refused_with_those_that_do(
     number, both, reshard = ranks[0]["refused"]
     assert "num_replicas 3 does not divide the 4 ranks" in number
     assert "one of 1, 2, 4" in number
-    assert "4 replicas of 4 ranks are not 4 ranks" in both
+    assert "shard_degree 4 does not divide the 1 rank that num_replicas 4 leaves" in both
     assert "reshard_after_forward 3 does not divide the 4 ranks" in reshard
 
 

@@ -21,6 +21,7 @@ from olm_train.extensions.auto.strategy import (
     choose_strategy,
 )
 from olm_train.parallel.config import DataParallelConfig, DataParallelType
+from olm_train.parallel.mesh import Mesh
 
 GB = 10**9
 
@@ -31,7 +32,7 @@ def need_of(whole: int, devices: DeviceConfig) -> Callable[[DataParallelConfig],
     def need(config: DataParallelConfig) -> int:
         if devices.world_size == 1:
             return whole
-        shards = config.degrees(devices.world_size, devices.nodes)[1]
+        shards = config.mesh(devices.world_size, devices.nodes).dp_shard
         kept = whole // 4 if shards > 1 and config.reshard_after_forward is False else 0
         return 1 if config.cpu_offload else whole // shards + kept
 
@@ -89,7 +90,7 @@ def test_the_choice_fits_the_ranks_and_says_why(
     fits = needs(choice.dp_config) <= round(ROOM[GOALS[preset]] * devices.memory)
     assert fits != ("warning: " in text)
     if ranks > 1:
-        choice.dp_config.check(ranks, nodes)
+        choice.dp_config.mesh(ranks, nodes)
         assert choice.strategy == choice.dp_config.name
         assert not (device == "cpu" and choice.dp_config.cpu_offload)
     if force is None and ranks > 1 and preset != "memory_efficient":
@@ -138,7 +139,7 @@ def test_what_the_ranks_do_not_fit_is_refused(force: str, ranks: int) -> None:
 
 def test_hsdp_on_one_machine_has_two_copies() -> None:
     choice = chosen(10 * GB, devices_of(4), force=TrainerStrategy.MULTI_GPU_HSDP)
-    assert choice.dp_config.degrees(4) == (2, 2)
+    assert choice.dp_config.mesh(4) == Mesh(dp_replicate=2, dp_shard=2)
 
 
 def test_given_options_are_taken_and_must_agree_with_what_is_forced() -> None:

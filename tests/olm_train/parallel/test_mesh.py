@@ -1,0 +1,388 @@
+"""Which rank does what: for every way to factor up to 64 ranks, each sum meets each part once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+
+from olm_data.errors import UsageError
+from olm_train.parallel.mesh import (
+    COUNTS,
+    CUT,
+    EXPERT,
+    EXPERTS,
+    LOSSES,
+    WEIGHTS,
+    WHOLE,
+    Axes,
+    Axis,
+    Held,
+    Mesh,
+    Place,
+    divisors,
+    writers,
+)
+
+MOST = 64
+KINDS = {"cut": CUT, "whole": WHOLE, "expert": EXPERT}
+
+
+def factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a number as a product of so many factors, in order."""
+    if parts == 1:
+        yield (number,)
+        return
+    for first in divisors(number):
+        for rest in factorisations(number // first, parts - 1):
+            yield (first, *rest)
+
+
+def meshes(ranks: int) -> Iterator[Mesh]:
+    """Every mesh of so many ranks; those that differ in ep alone differ in their experts alone."""
+    for degrees in factorisations(ranks, len(WEIGHTS)):
+        yield Mesh(**dict(zip(WEIGHTS, degrees, strict=True)))
+    for pp, replicate, shard, ep in factorisations(ranks, len(EXPERTS)):
+        if ep > 1:
+            borrowed = math.gcd(ep, 4)  # of tp as well
+            yield Mesh(
+                pp=pp, dp_replicate=replicate, dp_shard=shard * ep // borrowed, tp=borrowed, ep=ep
+            )
+
+
+@pytest.fixture(scope="module")
+def every() -> list[Mesh]:
+    return [mesh for ranks in range(1, MOST + 1) for mesh in meshes(ranks)]
+
+
+@cache
+def coordinates(mesh: Mesh) -> list[dict[Axis, int]]:
+    return [mesh.coordinates(rank) for rank in range(mesh.size)]
+
+
+@cache
+def places(mesh: Mesh) -> list[Place]:
+    return [mesh.place(rank) for rank in range(mesh.size)]
+
+
+def at(mesh: Mesh, axes: Axes) -> list[tuple[int, ...]]:
+    """The coordinates of each rank along some axes."""
+    return [tuple(place[axis] for axis in axes) for place in coordinates(mesh)]
+
+
+def points(mesh: Mesh, axes: Axes) -> list[tuple[int, ...]]:
+    """All coordinates there are along some axes, ascending."""
+    return [*itertools.product(*(range(mesh.degree(axis)) for axis in axes))]
+
+
+def partition(mesh: Mesh, axes: Axes) -> list[tuple[int, ...]]:
+    """The groups along some axes; where there are none, each rank alone."""
+    return [*mesh.groups(*axes)] or [(rank,) for rank in range(mesh.size)]
+
+
+def summed(group: Sequence[int], given: Sequence[Sequence[Hashable]]) -> Counter[Hashable]:
+    """What a sum over a group meets, and how often, where each rank gives these parts."""
+    return Counter(itertools.chain.from_iterable(given[rank] for rank in group))
+
+
+def once(parts: Sequence[Hashable]) -> Counter[Hashable]:
+    return Counter(dict.fromkeys(parts, 1))
+
+
+def test_coordinates_number_the_ranks_one_to_one_in_both_views(every: list[Mesh]) -> None:
+    for mesh in every:
+        assert at(mesh, WEIGHTS) == points(mesh, WEIGHTS), mesh
+        assert at(mesh, EXPERTS) == points(mesh, EXPERTS), mesh
+
+
+def test_groups_of_axes_partition_the_ranks_by_the_other_axes(every: list[Mesh]) -> None:
+    for mesh in every:
+        for view in (WEIGHTS, EXPERTS):
+            for axes in [*((axis,) for axis in view), COUNTS, CUT.norms, EXPERT.norms]:
+                if not {*axes} <= {*view}:
+                    continue
+                groups = mesh.groups(*axes)
+                if mesh.degree(*axes) == 1:
+                    assert groups == ()
+                    continue
+                assert sorted(itertools.chain(*groups)) == [*range(mesh.size)]
+                assert {len(group) for group in groups} == {mesh.degree(*axes)}
+                along = at(mesh, axes)
+                others = at(mesh, tuple(axis for axis in view if axis not in axes))
+                for group in groups:
+                    assert len({others[rank] for rank in group}) == 1
+                    assert [along[rank] for rank in group] == points(mesh, axes)
+
+
+@given(st.sampled_from([*factorisations(48, 5), *factorisations(64, 5)]), st.data())
+def test_a_group_is_that_of_each_of_its_ranks(
+    degrees: tuple[int, ...], data: st.DataObject
+) -> None:
+    mesh = Mesh(**dict(zip(WEIGHTS, degrees, strict=True)))
+    ep = data.draw(st.sampled_from(divisors(mesh.degree("dp_shard", "cp", "tp"))))
+    mesh = replace(mesh, ep=ep)
+    view = data.draw(st.sampled_from([WEIGHTS, EXPERTS]))
+    axes = tuple(data.draw(st.sets(st.sampled_from(view), min_size=1)))  # in any order
+    for group in partition(mesh, axes):
+        assert {mesh.group(rank, *axes) for rank in group} == {group}
+
+
+def test_each_row_is_read_by_the_ranks_that_share_its_tokens_and_no_other(
+    every: list[Mesh],
+) -> None:
+    for mesh in every:
+        readers = mesh.dp_replicate * mesh.dp_shard
+        assert {place.readers for place in places(mesh)} == {readers}
+        by_reader: dict[int, list[int]] = {reader: [] for reader in range(readers)}
+        for rank, place in enumerate(places(mesh)):
+            by_reader[place.reader].append(rank)
+        same_tokens = [[*group] for group in partition(mesh, ("pp", "cp", "tp"))]
+        assert sorted(by_reader.values()) == sorted(same_tokens)
+
+
+def test_counts_and_losses_meet_each_token_once(every: list[Mesh]) -> None:
+    """Each reader has one row, of one token for each rank of cp; tp computes the same on each."""
+    for mesh in every:
+        stages = [place["pp"] for place in coordinates(mesh)]
+        tokens = [
+            [(place.reader, where["cp"])]
+            for place, where in zip(places(mesh), coordinates(mesh), strict=True)
+        ]
+        losses = [
+            own if stage == mesh.pp - 1 else [] for own, stage in zip(tokens, stages, strict=True)
+        ]
+        whole = once([*itertools.product(range(places(mesh)[0].readers), range(mesh.cp))])
+        for group in partition(mesh, COUNTS):
+            assert summed(group, tokens) == whole, mesh
+            assert {places(mesh)[rank].counts for rank in group} == {group}
+        for group in partition(mesh, LOSSES):
+            assert summed(group, losses) == whole, mesh
+            assert {places(mesh)[rank].losses for rank in group} == {group}
+
+
+def tokens_of(mesh: Mesh, kind: str) -> list[list[Hashable]]:
+    """The tokens that each rank's parameters of a kind compute with.
+
+    A row is one token for each rank of cp and tp. A product that tp cuts sees those of all ranks of
+    tp; what stands between sees its own; an expert those that the ranks of its ep group send.
+    """
+    own = at(mesh, ("dp_replicate", "dp_shard", "cp", "tp"))
+    tokens: list[list[Hashable]] = [[] for _ in own]
+    along: Axes = {"cut": ("tp",), "whole": (), "expert": ("ep",)}[kind]  # type: ignore[assignment]
+    for group in partition(mesh, along):
+        for rank in group:
+            tokens[rank] = [own[other] for other in group]
+    return tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_of_a_parameter_meets_each_token_once(every: list[Mesh], kind: str) -> None:
+    held = KINDS[kind]
+    for mesh in every:
+        tokens = tokens_of(mesh, kind)
+        whole = once(points(mesh, ("dp_replicate", "dp_shard", "cp", "tp")))
+        parameter = at(mesh, held.parted)
+        groups = partition(mesh, held.gradients)
+        for group in groups:
+            assert summed(group, tokens) == whole, mesh
+        assert [parameter[group[0]] for group in groups] == points(mesh, held.parted)
+        assert all(len({parameter[rank] for rank in group}) == 1 for group in groups)
+
+
+def shards(mesh: Mesh, held: Held) -> list[tuple[int, ...]]:
+    """Which shard of which parameters each rank holds."""
+    return at(mesh, held.parted + held.sharded)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_norm_meets_each_shard_once(every: list[Mesh], kind: str) -> None:
+    held = KINDS[kind]
+    for mesh in every:
+        own = [[shard] for shard in shards(mesh, held)]
+        whole = once(points(mesh, held.parted + held.sharded))
+        for group in partition(mesh, held.norms):
+            assert summed(group, own) == whole, mesh
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_of_a_shard_are_one_group_and_one_of_them_writes_it(
+    every: list[Mesh], kind: str
+) -> None:
+    held = KINDS[kind]
+    for mesh in every:
+        holders: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for rank, shard in enumerate(shards(mesh, held)):
+            holders[shard] = (*holders.get(shard, ()), rank)
+        copies = partition(mesh, held.copies)
+        assert sorted(holders.values()) == sorted(copies), mesh
+        tensors = [(group, size) for size in (5, 3, 2) for group in copies]
+        chosen = writers(tensors)
+        assert all(w in group for w, (group, _) in zip(chosen, tensors, strict=True)), mesh
+        assert Counter(chosen).keys() >= {group[0] for group in copies}
+
+
+@given(st.integers(1, 8), st.data())  # of so few torch takes the first, too
+def test_the_writers_are_those_that_the_plan_of_torch_chooses(
+    ranks: int, data: st.DataObject
+) -> None:
+    some = st.sets(st.integers(0, ranks - 1), min_size=1).map(sorted)
+    parts = data.draw(st.lists(st.tuples(some, st.integers(1, 50)), max_size=20))
+    # the plans name parts in the order of the ranks that hold them
+    parts = sorted(parts, key=lambda part: part[0][0])
+    items = [_item(number, size) for number, (_, size) in enumerate(parts)]
+    plans = [
+        SavePlan([item for item, (who, _) in zip(items, parts, strict=True) if rank in who])
+        for rank in range(ranks)
+    ]
+    chosen = dedup_save_plans(plans)
+    by_torch = {
+        int(item.index.fqn): rank for rank, plan in enumerate(chosen) for item in plan.items
+    }
+    assert dict(enumerate(writers(parts))) == by_torch
+
+
+def _item(number: int, size: int) -> WriteItem:
+    shape = torch.Size([size])
+    return WriteItem(
+        MetadataIndex(str(number), torch.Size([0])),
+        WriteItemType.SHARD,
+        tensor_data=TensorWriteData(
+            ChunkStorageMetadata(torch.Size([0]), shape),
+            TensorProperties(dtype=torch.uint8),
+            shape,
+        ),
+    )
+
+
+def test_eight_ranks_by_hand() -> None:
+    mesh = Mesh(dp_shard=2, cp=2, tp=2, ep=4)
+    assert mesh.groups("tp") == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert mesh.groups("cp") == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert mesh.groups("dp_shard") == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert mesh.groups("ep") == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert mesh.groups("edp_shard") == mesh.groups("dp_shard")
+    assert mesh.groups("dp_replicate") == mesh.groups("pp") == ()
+    assert mesh.groups(*COUNTS) == mesh.groups("dp_shard", "cp") == ((0, 2, 4, 6), (1, 3, 5, 7))
+    assert [mesh.place(rank).reader for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "alone", [Mesh(), Mesh.over(1), Mesh.over(1, dp_replicate=None, dp_shard=1)]
+)
+def test_one_rank_has_no_group_and_sums_with_itself(alone: Mesh) -> None:
+    assert alone.size == 1
+    assert not any(alone.groups(axis) for axis in WEIGHTS + EXPERTS)
+    assert alone.place(0).counts == alone.place(0).losses == (0,)
+
+
+@given(st.integers(1, MOST), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.data())
+def test_a_degree_that_is_not_said_is_what_the_others_leave(
+    dp: int, cp: int, tp: int, pp: int, data: st.DataObject
+) -> None:
+    replicate = data.draw(st.sampled_from(divisors(dp)))
+    ep = data.draw(st.sampled_from(divisors(dp // replicate * cp * tp)))
+    said = {"cp": cp, "tp": tp, "pp": pp, "ep": ep}
+    whole = Mesh(dp_replicate=replicate, dp_shard=dp // replicate, **said)
+    for known in (
+        {"dp_replicate": replicate},
+        {"dp_replicate": None, "dp_shard": dp // replicate},
+        {"dp_replicate": replicate, "dp_shard": dp // replicate},
+    ):
+        assert Mesh.over(dp * cp * tp * pp, **known, **said) == whole
+
+
+@given(st.integers(1, 512), st.integers(-2, 600), st.sampled_from(["tp", "cp", "pp", "dp_shard"]))
+def test_a_degree_is_taken_or_the_nearest_that_fit_are_named(
+    ranks: int, degree: int, axis: str
+) -> None:
+    others = {"dp_replicate": None} if axis == "dp_shard" else {}
+    degrees = {**others, axis: degree}
+    if degree in divisors(ranks):
+        assert getattr(Mesh.over(ranks, **degrees), axis) == degree
+        return
+    with pytest.raises(UsageError) as refusal:
+        Mesh.over(ranks, **degrees)
+    below = [n for n in divisors(ranks) if n < degree][-1:]
+    above = [n for n in divisors(ranks) if n > degree][:1]
+    near = " or ".join(map(str, below + above))
+    assert str(refusal.value.fix).startswith(f"set it to {near}: ")
+    assert f"{axis} {degree} does not divide the {ranks:,} rank" in refusal.value.what
+    assert refusal.value.where == axis
+    assert refusal.value.why
+
+
+@pytest.mark.parametrize(
+    ("ranks", "degrees", "said", "fix"),
+    [
+        (8, {"tp": 4, "cp": 3}, "cp 3 does not divide the 2 ranks that tp 4 leaves", "2"),
+        (
+            64,
+            {"pp": 2, "tp": 8, "dp_replicate": 3},
+            "dp_replicate 3 does not divide the 4 ranks that pp 2 x tp 8 leaves",
+            "2 or 4: it is one of 1, 2, 4",
+        ),
+        (8, {"tp": 2, "dp_shard": 2}, "tp 2 x dp_shard 2 make 4 ranks, and there are 8", "to 4"),
+        (
+            8,
+            {"tp": 2, "cp": 2, "ep": 3},
+            "ep 3 does not divide the 8 ranks that it borrows from dp_shard 2 x cp 2 x tp 2",
+            "2 or 4",
+        ),
+        (
+            8,
+            {"dp_replicate": None, "dp_shard": 1, "ep": 2},
+            "ep 2 does not divide the 1 rank that it borrows from dp_shard, cp and tp",
+            "1",
+        ),
+    ],
+)
+def test_degrees_that_do_not_fit_together_are_refused(
+    ranks: int, degrees: dict[str, int | None], said: str, fix: str
+) -> None:
+    with pytest.raises(UsageError) as refusal:
+        Mesh.over(ranks, **degrees)  # type: ignore[arg-type]
+    assert said in refusal.value.what
+    assert fix in str(refusal.value.fix)
+
+
+def test_an_option_is_named_as_its_user_knows_it() -> None:
+    with pytest.raises(UsageError) as refusal:
+        Mesh.over(4, dp_replicate=3, called={"dp_replicate": "train_module.dp_config.num_replicas"})
+    assert refusal.value.what == "num_replicas 3 does not divide the 4 ranks of the run"
+    assert refusal.value.where == "train_module.dp_config.num_replicas"
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 16))
+def test_a_tp_group_that_two_machines_share_is_warned_of(
+    machines: int, ranks_of_machine: int, tp: int
+) -> None:
+    mesh = Mesh(dp_shard=machines * ranks_of_machine, tp=tp)
+    crossing = any(
+        len({rank // ranks_of_machine for rank in group}) > 1 for group in mesh.groups("tp")
+    )
+    warnings = mesh.warnings(ranks_of_machine)
+    assert bool(warnings) == crossing
+    for warning in warnings:
+        assert f"tp {tp} does not fit into a machine" in warning
+        assert "each layer waits" in warning
+        assert " would fit" in warning
