@@ -91,7 +91,7 @@ class Router(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [T, d_model] to fp32 [T, E]."""
+        """Map [..., d_model] to fp32 [..., E]."""
         weight = self.weight.to(x.dtype).to(torch.float32)
         return F.linear(x.to(torch.float32), weight)
 
@@ -140,7 +140,7 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor, tap: Tap = NO_TAP, routing: Routing | None = None) -> Any:
         """Map [..., d_model] to [..., d_model]; with `routing` return (that, Routed)."""
         config, flat = self.config, x.flatten(0, -2)  # [T, d]
-        logits: Tensor = tap("router", self.router(flat))  # [T, E]
+        logits = tap("router", self.router(x)).flatten(0, -2)  # [T, E]
         scores = logits.sigmoid() if config.scores == "sigmoid" else logits.softmax(-1)
         with torch.no_grad():
             bias = self.router.bias

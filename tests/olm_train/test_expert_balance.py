@@ -15,6 +15,7 @@ from torch import Tensor
 from olm_data.errors import UsageError
 from olm_train.data.batch import Batch
 from olm_train.estimate.device_defaults import Capability, resolve
+from olm_train.extensions.monitors.gap_monitor import ActivationProbe
 from olm_train.model.loss import IGNORE_INDEX
 from olm_train.model.mixture import Router
 from olm_train.train_module import TransformerTrainModule
@@ -162,6 +163,24 @@ def test_documents_are_numbered_by_the_offsets_of_a_batch() -> None:
     assert documents.tolist() == [0] * 3 + [1] * 5 + [2] * 8
     assert most == 3
     assert torch.equal(counted, (batch.labels != IGNORE_INDEX).flatten())
+
+
+@pytest.mark.parametrize("recomputed", RECOMPUTED)
+def test_who_looks_at_activations_changes_no_bit_and_no_count(recomputed: str) -> None:
+    plain, looked = (build(model=of_experts(), ac_config=RECOMPUTED[recomputed]) for _ in range(2))
+    probe = ActivationProbe(looked.model, gradients=True)
+    probe.begin(torch.device("cpu"))
+    for module in (plain, looked):
+        stepped(module, CUTS["two"])
+    rows, gradients = probe.end()
+    assert digest(full(plain)["model"]) == digest(full(looked)["model"])
+    assert plain.experts is not None
+    assert looked.experts is not None
+    assert torch.equal(plain.experts.counts, looked.experts.counts)
+    for name in ("router", "experts", "shared.w_down"):
+        place = probe.names.index(f"blocks.1.feed_forward.{name}")
+        assert rows[place, 0] == gradients[place, 0] == ROWS
+        assert rows[place, 3] > 0
 
 
 def test_experts_in_float32_are_not_compiled() -> None:

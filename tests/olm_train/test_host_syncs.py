@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.expert_ranks import BALANCES, of_experts
 from support.training import build, micro_batches
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -62,8 +63,9 @@ def count(steps: int, **options: Any) -> Counter[str]:
         {"loss": LossConfig(name="chunked", chunk_size=50, z_loss_multiplier=1e-3)},
         {"ac_config": ActivationCheckpointingConfig(mode="selected_ops")},
         {"param_dtype": "bfloat16"},
+        *({"model": of_experts(**balance)} for balance in BALANCES.values()),
     ],
-    ids=["default", "chunked", "selected_ops", "bfloat16"],
+    ids=["default", "chunked", "selected_ops", "bfloat16", *BALANCES],
 )
 def test_a_step_never_makes_the_host_wait(options: Any) -> None:
     assert count(2, **options) == Counter()

@@ -25,8 +25,12 @@ def kinds_of(hint: Any) -> list[Any]:
     return inner if inner and get_origin(hint) not in (list, tuple, dict, Mapping) else [hint]
 
 
-def leaves(config: type[Any], path: KeyPath = (), chosen: str = "") -> Iterator[Any]:
-    """(path, kinds named on the way, hint) of each field that is no section."""
+Sections = tuple[tuple[KeyPath, type[Any]], ...]
+
+
+def leaves(config: type[Any], path: KeyPath = (), above: Sections = ()) -> Iterator[Any]:
+    """(path, sections on the way, hint) of each field that is no section."""
+    way = (*above, (path, config))
     hints = get_type_hints(config)
     for field in dataclasses.fields(config):
         if field.name == rest_of(config):
@@ -34,9 +38,9 @@ def leaves(config: type[Any], path: KeyPath = (), chosen: str = "") -> Iterator[
         here = (*path, field.name)
         sections = [kind for kind in kinds_of(hints[field.name]) if dataclasses.is_dataclass(kind)]
         for kind in sections:
-            yield from leaves(kind, here)
+            yield from leaves(kind, here, way)
         if not sections:
-            yield here, config, hints[field.name]
+            yield here, way, hints[field.name]
 
 
 FIELDS = list(leaves(RunConfig))
@@ -49,11 +53,12 @@ def refused(values: Values, path: KeyPath, wrong: str) -> UsageError:
     return caught.value
 
 
-def with_section(config: type[Any], path: KeyPath, values: Values) -> Values:
-    """Values in which the section at `path[:-1]` is of the kind `config`."""
-    names = [field.default for field in dataclasses.fields(config) if field.name == "name"]
-    if names and isinstance(names[0], str) and len(path) > 1:
-        values.override(f"--{dotted(path[:-1])}={{name: {names[0]}}}")
+def with_sections(way: Sections, values: Values) -> Values:
+    """Values in which the section at each path is of its kind."""
+    for path, config in way:
+        names = [field.default for field in dataclasses.fields(config) if field.name == "name"]
+        if names and isinstance(names[0], str) and path:
+            values.override(f"--{dotted(path)}={{name: {names[0]}}}")
     return values
 
 
@@ -79,8 +84,8 @@ def test_a_wrong_type_is_refused_for_every_field_with_the_type_it_wants(
     plain: dict[str, Any],
 ) -> None:
     assert len(FIELDS) > 80
-    for path, config, hint in FIELDS:
-        values = with_section(config, path, Values(json.loads(json.dumps(plain))))
+    for path, way, hint in FIELDS:
+        values = with_sections(way, Values(json.loads(json.dumps(plain))))
         mapping = {get_origin(each) for each in (hint, *get_args(hint))} & {dict, Mapping}
         error = refused(values, path, "3" if mapping else "{no: such}")
         assert error.what.startswith(f"{dotted(path)} is "), error
