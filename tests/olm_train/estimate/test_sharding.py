@@ -51,7 +51,7 @@ def test_the_choice_fits_or_says_that_nothing_does(
         assert config == MODULE.dp_config
         assert "nothing to share" in why
         return
-    config.check(machine.world_size, nodes)
+    config.mesh(machine.world_size, nodes)
     fits = need(config, machine) <= round(ROOM[goal] * memory)
     assert fits != ("warning: nothing fits" in why)
     assert why.count("<- chosen") == 1
