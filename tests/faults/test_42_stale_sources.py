@@ -65,7 +65,10 @@ def test_42_a_cached_shard_of_a_dataset_that_was_replaced_is_never_read(
     Store(url).clear()
     shutil.rmtree(tmp_path / "a")
     remote, local = remote_mixture(tmp_path, url, seed=2)  # the same names, other documents
-    read = RowReader(remote, cache=cache).read(rows)
+    reader = RowReader(remote, cache=cache)
+    read = reader.read(rows)
     assert np.array_equal(read.tokens, RowReader(local).read(rows).tokens)
+    assert reader.remote is not None
+    assert reader.remote.fetched_again == 0  # it lies under another key: it is not even opened
     sizes = [int(path.name.split("-")[1]) for path in (tmp_path / "cache").glob("[!.]*-*")]
     assert min(sizes) > 2 * TOKENS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from olm_data.extensions.verify.training import verify_training
 from olm_data.mixture.lock import Lock
 from olm_data.rows.views import LockRows
 from olm_data.run_log.log import RunLog, read_starts
+from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, NON_FINITE
 from olm_data.run_log.run_folder import Run
+from olm_train import BasicTrainModule
 from olm_train.callbacks.base import Callback
 from olm_train.distributed.world import World
 from olm_train.stability.report import NonFiniteError
@@ -201,3 +204,18 @@ def test_57_weights_are_those_of_the_step_before(tiny_mixture: Path, tmp_path: P
         for t_ in (trainer.train_module.state_dict(), good.train_module.state_dict())
     ]
     assert same_bits(one, other)
+
+
+@pytest.mark.parametrize("bad", ["loss", "gradient"])
+def test_57_one_of_loss_and_gradient_is_enough(bad: str) -> None:
+    def loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return output.sum() + torch.inf if bad == "loss" else (0 * output).sqrt().sum()
+
+    model = torch.nn.Linear(2, 1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    module = BasicTrainModule(model, torch.optim.SGD, loss, optim={"lr": 0.1})
+    told = module.train_step([(torch.ones(3, 2), torch.ones(3))], 1, 1)
+    finite = [math.isfinite(told[name]) for name in (CE_LOSS, GRAD_NORM)]
+    assert finite == [bad != "loss", bad != "gradient"]
+    assert told[NON_FINITE] == 1
+    assert same_bits(before, model.state_dict())

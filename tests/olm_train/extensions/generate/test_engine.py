@@ -76,9 +76,10 @@ def test_it_ends_after_so_many_tokens_and_where_the_context_does() -> None:
         Engine(Chain(RING)).add(Request(prompt=(1,), stop=("a",)))
 
 
-def test_logits_that_are_no_numbers_end_their_own_text_only() -> None:
+@pytest.mark.parametrize("wish", [GREEDY, Sampling(seed=1)], ids=["greedy", "drawn"])
+def test_logits_that_are_no_numbers_end_their_own_text_only(wish: Sampling) -> None:
     chain = Chain({**RING, 2: [math.nan] * 5})
-    asked = [Request(prompt=(n,), sampling=GREEDY, max_new_tokens=3) for n in (0, 2, 3)]
+    asked = [Request(prompt=(n,), sampling=wish, max_new_tokens=3, logprobs=1) for n in (0, 2, 3)]
     texts = Engine(chain).run(asked)
     assert [text.finish for text in texts] == ["non-finite", "non-finite", "length"]
     assert [text.ids for text in texts] == [[1, 2], [], [4, 0, 1]]
