@@ -27,7 +27,6 @@ from olm_train.optim.clip import as_scalar, clip_gradients, total_norm
 from olm_train.optim.schedule_base import LRScaling, Position, Schedule
 from olm_train.optim.state import class_name, set_values
 from olm_train.parallel.apply import gradient_sync, reshard
-from olm_train.parallel.mesh import Place
 from olm_train.stability.gate import FiniteGate, NonFinite, take_step
 from olm_train.stability.spikes import StepGuard
 from olm_train.train_module_base import TrainModule
@@ -70,12 +69,8 @@ class GradientStep(TrainModule):
 
     A class derived from it sets what is annotated here, and gives each group of the optimiser its
     "peak_lr". `_peak` is that of the rate that is logged; None: the highest.
-
-    Attributes:
-        place: of this rank in the mesh: which rows it is to be given, whom it sums with.
     """
 
-    place: Place
     _forward: nn.Module
     _gate: FiniteGate
     _guard: StepGuard | None = None
@@ -148,7 +143,7 @@ class GradientStep(TrainModule):
         if not batches or not 1 <= step <= max_steps:
             raise ValueError(f"step {step} of {max_steps} with {len(batches)} micro-batches")
         micro, own, names, index, known = self._counted(batches)
-        counts = self.world.sum(own, self.place.counts).unbind()
+        counts = self.world.sum(own).unbind()
         # A global batch without one valid label has loss 0 and gradient 0, not 0 / 0.
         divisor = counts[index].clamp(min=1).to(torch.float32)
 
@@ -168,7 +163,7 @@ class GradientStep(TrainModule):
                     self.watch_losses(batch, part.by_label)
                 for name, value in part.logged.items():
                     sums[name] += value
-        losses = {name: self.world.sum(s, self.place.losses) for name, s in sums.items()}
+        losses = {name: self.world.sum(value) for name, value in sums.items()}
 
         self.gradients_ready()
         norm = total_norm(self.model.parameters())
@@ -185,7 +180,7 @@ class GradientStep(TrainModule):
         if self._guard is not None:
             metrics[STEP_SKIPPED] = blocked = self._guard.skipped()
         metrics |= {**dict(zip(names, counts, strict=True)), **known, NON_FINITE: bad}
-        return terms.summed({**metrics, **self._stepped(blocked)}, self.place.losses)
+        return terms.summed({**metrics, **self._stepped(blocked)})
 
     @torch.no_grad()
     def _put(self, pairs: Iterable[tuple[str, Any, Any]]) -> None:

@@ -6,7 +6,7 @@ loss(..., context) --context.log("aux", value)--> LossTerms --summed--> {"train/
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -73,16 +73,10 @@ class LossTerms:
 
         return {"context": LossContext(self._model, log)}
 
-    def summed(
-        self, metrics: dict[str, Tensor | float], over: Sequence[int]
-    ) -> dict[str, Tensor | float]:
+    def summed(self, metrics: dict[str, Tensor | float]) -> dict[str, Tensor | float]:
         """Return the metrics of a step with the terms, fp32 scalars; every rank calls it.
 
         Those of a loss that was given no context come back as they are.
-
-        Args:
-            metrics: of the step.
-            over: ranks over which losses are summed.
 
         Raises:
             UsageError: a term has the name of a metric that is there.
@@ -99,7 +93,7 @@ class LossTerms:
         if not names:
             return metrics
         none = torch.zeros((), device=self._world.device)
-        total = self._world.sum(torch.stack([self._sums.get(name, none) for name in names]), over)
+        total = self._world.sum(torch.stack([self._sums.get(name, none) for name in names]))
         return metrics | {f"train/{n}": value for n, value in zip(names, total, strict=True)}
 
 

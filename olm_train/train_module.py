@@ -84,7 +84,6 @@ class TransformerTrainModule(GradientStep):
         shape, config, _ = resolve(shape, config, Capability.of(world.device))
         compiling = config.compile_model is True
         self.config, self.seed, self.world = config, seed, world
-        self.place = config.dp_config.mesh(world.size, world.nodes).place(world.rank)
         self._has_weights = False
         torch.set_float32_matmul_precision(config.float32_matmul_precision)
         self.loss = config.loss.choose(
@@ -268,7 +267,7 @@ class TransformerTrainModule(GradientStep):
 
     def _counts(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, valid labels and attention pairs of a batch, int64 scalars on its device."""
-        tokens = batch.positions.new_full((), batch.positions.numel(), dtype=torch.int64)
+        tokens = batch.input_ids.new_full((), batch.input_ids.numel())
         pairs = attention_pairs(self.model.config, batch.positions)
         return tokens, count_valid(batch.labels), pairs
 

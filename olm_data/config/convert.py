@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import itertools
 import math
 import re
 import sys
@@ -458,7 +457,7 @@ def fields_of(config: Any) -> tuple[Field, ...]:
     return tuple(
         Field(name, factory if factory not in missing else None)
         if value in missing
-        else Field(name, itertools.repeat(value).__next__, shown=True)
+        else Field(name, lambda value=value: value, shown=True)  # type: ignore[misc]
         for name, value, factory in found
     )
 

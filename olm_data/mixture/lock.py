@@ -31,7 +31,7 @@ from olm_data.mixture.lock_format import (
     take_order,
 )
 from olm_data.order.base import Order
-from olm_data.order.orders import DEFAULT
+from olm_data.order.orders import lock_key
 from olm_data.order.schedule import VERSION as ORDER
 from olm_data.order.schedule import Schedule, Stage
 from olm_data.packing.base import Packing
@@ -239,8 +239,8 @@ class Lock(LockFile, frozen=True, kw_only=True):
         content: JsonObject = msgspec.to_builtins(self)
         del content["folder"]
         content |= {"order": ORDER, "packing": self.packing.name}
-        if type(self.order) is not DEFAULT:
-            content[self.order.name.replace("-", "_")] = msgspec.to_builtins(self.order)
+        if (key := lock_key(self.order)) is not None:
+            content[key] = msgspec.to_builtins(self.order)
         return content
 
     def write(

@@ -143,7 +143,7 @@ class LockFile(
     """The keys of `mixture.lock.json`; one with a default is left out where it is not used.
 
     Beside them stand `packing`, its name; `order`, which is the version of the schedule; and the
-    order of the rows under a key of its own (`orders.orders_at`).
+    order of the rows under a key of its own (`orders.lock_key`).
     """
 
     format: str

@@ -22,7 +22,6 @@ from msgspec.structs import asdict
 
 from olm_data import __version__
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.manifest import read_manifest
 from olm_data.dataset.target import dataset_root
 from olm_data.dataset.tokenizer import TokenizerInfo, TokenizerRules
 from olm_data.dataset.view import View, ViewInfo
@@ -298,8 +297,7 @@ def open_sources(mixture: Mixture) -> dict[str, Dataset]:
     datasets = {}
     for source in mixture.sources:
         try:
-            store = Store(mixture.resolve(source.data))
-            datasets[source.name] = Dataset(store, read_manifest(store))
+            datasets[source.name] = Dataset.open(mixture.resolve(source.data))
         except InputError as error:
             line = mixture.where("sources", source.name, "data")
             error.where = f"{error.where} (from {line})"

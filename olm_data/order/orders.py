@@ -25,6 +25,11 @@ def manifest_orders() -> dict[str, type[OrderKeys]]:
     return {name: order.keys or order for name, order in ORDERS.items()}
 
 
+def lock_key(order: Order) -> str | None:
+    """Return the key under which a lock holds an order; None: it is the default."""
+    return None if type(order) is DEFAULT else order.name.replace("-", "_")
+
+
 def orders_at(keys: Iterable[str]) -> dict[str, type[Order]]:
     """Return the orders that locks hold under some of these keys."""
     names = {key: key.replace("_", "-") for key in keys}

@@ -266,9 +266,8 @@ class Fence:
 
     def look(self) -> Seen:
         """Return the lease as it is, if it holds, as `check`; one read and one listing."""
-        seen = read_versioned(
-            self.store, self.name, BYTES
-        )  # first: NFS asks the server for what it opens
+        # first: NFS asks the server for what it opens
+        seen = read_versioned(self.store, self.name, BYTES)
         mine = Record.decode(seen.data) if seen is not None else None
         newest = max(_numbers(self.store, self.prefix), default=0)
         if seen is not None and mine is not None and mine.id == self.id and newest <= self.number:

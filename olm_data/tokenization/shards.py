@@ -321,13 +321,13 @@ class RunProgress:
         done, left = forecast(
             self._planned[todo], self._finished[todo], counts[todo, Count.TEXT_BYTES]
         )
-        speed, still = self._bytes.rate, self._bytes.still
+        speed = self._bytes.rate
         in_bytes = bool(sums[Count.TEXT_BYTES])
         facts = self._facts(sums, speed, len(running))
         self.share = done / max(done + left, 1.0)
         self._progress.update(
             self.share,
-            in_words(facts, still=still),
+            in_words(facts, still=self._bytes.still),
             left=left / speed if speed and in_bytes else None,
             facts=facts,
         )

@@ -57,9 +57,7 @@ class Batch:
     @property
     def positions(self) -> Tensor:
         """int32 [b, S]; place within the piece: restarts at 0 at each document; made anew."""
-        doc_start = self.doc_start
-        places = torch.arange(self.max_seqlen, dtype=torch.int32, device=doc_start.device)
-        return places - doc_start
+        return _places(self.doc_start)
 
     @classmethod
     def of(cls, given: Batch | AnyBatch) -> Batch:
@@ -142,10 +140,11 @@ class Batch:
         Args:
             options: of `Decoder.forward`, beside what the batch has.
         """
+        doc_start = self.doc_start
         return model(
             self.input_ids,
-            doc_start=self.doc_start,
-            positions=self.positions,
+            doc_start=doc_start,
+            positions=_places(doc_start),
             cu_seqlens=self.cu_seqlens,
             max_seqlen=self.max_seqlen,
             reduce=reduce,
@@ -164,6 +163,11 @@ class Batch:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         changed: dict[str, Any] = {n: change(v) for n, v in values.items() if isinstance(v, Tensor)}
         return replace(self, **changed)
+
+
+def _places(doc_start: Tensor) -> Tensor:
+    length, device = doc_start.shape[1], doc_start.device
+    return torch.arange(length, dtype=torch.int32, device=device) - doc_start
 
 
 AnyBatch = Sequence[Tensor] | Mapping[str, Tensor]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -176,13 +176,8 @@ class World:
             dist.broadcast(tensor, src=0)
         return tensor
 
-    def sum(self, tensor: torch.Tensor, over: Sequence[int] | None = None) -> torch.Tensor:
-        """Return the sum of `tensor` over the ranks, the same bits on every rank.
-
-        Args:
-            over: a group of the mesh; None: all ranks. There is a process group of all only.
-        """
-        assert over is None or len(over) == self.size, over
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the sum of `tensor` over the ranks, the same bits on every rank."""
         if self.size > 1:
             tensor = tensor.clone()
             dist.all_reduce(tensor)

@@ -50,9 +50,9 @@ class Decoder(nn.Module):
         self.backend = attention_backend(config.attention.backend)
         self.embeddings = Embedding(config.padded_vocab_size, config.d_model, **factory)
         self.position_embeddings = config.positions.build(config, **factory)
-        self.blocks = nn.ModuleList(
-            config.build_block(part, **factory) for part in config.feed_forwards
-        )
+        parts = config.feed_forwards
+        self._routes = [part.routes for part in parts]
+        self.blocks = nn.ModuleList(config.build_block(part, **factory) for part in parts)
         self.norm = config.norm.build(config.d_model, **factory)
         self.lm_head = config.head.build(config, **factory)
 
@@ -119,10 +119,10 @@ class Decoder(nn.Module):
             place = torch.arange(input_ids.shape[1], device=input_ids.device)
             within = positions if doc_start is None else place - doc_start
             contexts = Shifted.of(contexts, within > 0, config.head_size)
-        layers = zip(self.blocks, config.feed_forwards, config.ropes, contexts, strict=True)
+        layers = zip(self.blocks, self._routes, config.ropes, contexts, strict=True)
         routed = []
-        for block, part, rope, context in layers:
-            if routing is None or not part.routes:
+        for block, routes, rope, context in layers:
+            if routing is None or not routes:
                 x = block(x, ropes[rope], context)
             else:
                 x, found = block(x, ropes[rope], context, routing=routing)

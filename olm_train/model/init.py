@@ -119,8 +119,10 @@ RULE: Final = "sliced-1"
 """Name of the rule by which seed and names give the values; other values are another name."""
 
 RESIDUAL_OUTPUTS = (
-    *("attention.w_out.weight", "feed_forward.w_down.weight"),
-    *("feed_forward.experts.w_down", "feed_forward.shared.w_down.weight"),
+    "attention.w_out.weight",
+    "feed_forward.w_down.weight",
+    "feed_forward.experts.w_down",
+    "feed_forward.shared.w_down.weight",
 )
 
 PIECE = 1 << 20

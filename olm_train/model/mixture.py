@@ -9,7 +9,8 @@ take the place of atomic additions: the same bits each time. Shapes do not depen
 go, so nothing waits for the device.
 
 In training a layer also says what its router did (`Routed`), as an output: activation
-checkpointing, which computes a layer twice, counts once. What follows for a step is `balance.py`.
+checkpointing, which computes a layer twice, counts once. What follows for a step is
+`expert_balance.py`.
 """
 
 from __future__ import annotations

@@ -231,17 +231,6 @@ class Mesh:
             losses=self.group(rank, *LOSSES),
         )
 
-    def warnings(self, ranks_of_machine: int) -> list[str]:
-        """Return what is slow about these degrees on machines of so many ranks each."""
-        if ranks_of_machine % self.tp == 0:
-            return []
-        near = _nearest(self.tp, math.gcd(ranks_of_machine, self.size))
-        return [
-            f"tp {self.tp} does not fit into a machine of {counted(ranks_of_machine, 'rank')}: "
-            "each layer waits for exchanges between machines; "
-            f"{near} would fit"
-        ]
-
     @cached_property
     def _digits(self) -> dict[Axis, tuple[int, int]]:
         """Degree of each axis, and by how much the number of a rank grows along it."""

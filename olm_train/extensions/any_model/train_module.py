@@ -98,7 +98,6 @@ class BasicTrainModule(GradientStep):
         self.world, self.model, self.loss = world or World(), model, loss
         self._scheduler, self._max_grad_norm = scheduler or Constant(), max_grad_norm
         self._seed = seed
-        self.place = dp_config.mesh(self.world.size, self.world.nodes).place(self.world.rank)
         before = names_of(model)
         inner = units(model, wrap_classes, min_num_params)
         self._forward = spread(model, dp_config, self.world, inner)
@@ -223,8 +222,7 @@ class BasicTrainModule(GradientStep):
         """Give buffers such as running means one value on all ranks, that of before if blocked."""
         for buffer, old in zip(self.model.buffers(), before, strict=True):
             if buffer.is_floating_point():
-                total = self.world.sum(buffer, self.place.counts)
-                buffer.copy_(total / len(self.place.counts))
+                buffer.copy_(self.world.sum(buffer) / self.world.size)
             buffer.copy_(torch.where(blocked.to(buffer.device) > 0, old, buffer))
 
     @contextmanager

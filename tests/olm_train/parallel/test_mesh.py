@@ -370,19 +370,3 @@ def test_an_option_is_named_as_its_user_knows_it() -> None:
         Mesh.over(4, dp_replicate=3, called={"dp_replicate": "train_module.dp_config.num_replicas"})
     assert refusal.value.what == "num_replicas 3 does not divide the 4 ranks of the run"
     assert refusal.value.where == "train_module.dp_config.num_replicas"
-
-
-@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 16))
-def test_a_tp_group_that_two_machines_share_is_warned_of(
-    machines: int, ranks_of_machine: int, tp: int
-) -> None:
-    mesh = Mesh(dp_shard=machines * ranks_of_machine, tp=tp)
-    crossing = any(
-        len({rank // ranks_of_machine for rank in group}) > 1 for group in mesh.groups("tp")
-    )
-    warnings = mesh.warnings(ranks_of_machine)
-    assert bool(warnings) == crossing
-    for warning in warnings:
-        assert f"tp {tp} does not fit into a machine" in warning
-        assert "each layer waits" in warning
-        assert " would fit" in warning
