@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ hypothesis.settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("untimed")
+_frozen_at = time.monotonic()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -56,17 +58,17 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(
-    item: pytest.Item, nextitem: pytest.Item | None
-) -> Generator[None, Any, Any]:
-    """Keep what a module's tests left in imports and caches from the collector too.
+def pytest_runtest_protocol() -> Generator[None, Any, Any]:
+    """Keep what tests left in imports and caches from the collector too, once a minute.
 
     At the end of the suite one `gc.collect` took seconds, and a sixth of all time went there.
     """
+    global _frozen_at
     result = yield
-    if nextitem is None or nextitem.path != item.path:
+    if time.monotonic() > _frozen_at + 60:
         gc.collect()
         gc.freeze()
+        _frozen_at = time.monotonic()
     return result
 
 

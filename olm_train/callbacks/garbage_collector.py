@@ -26,18 +26,21 @@ class GarbageCollectorCallback(Callback):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._was_enabled = False
+        self._was_enabled = self._froze = False
 
     def pre_train(self) -> None:
         self._was_enabled = gc.isenabled()
         gc.disable()
-        gc.freeze()  # modules, model and data stay: later collections need not look at them
+        self._froze = gc.get_freeze_count() == 0  # else somebody did, and says until when
+        if self._froze:
+            gc.freeze()  # modules, model and data stay: later collections need not look at them
 
     def post_step(self) -> None:
         if self.trainer.step % self.gc_interval == 0:
             gc.collect(1)
 
     def close(self) -> None:
-        gc.unfreeze()
+        if self._froze:
+            gc.unfreeze()
         if self._was_enabled:
             gc.enable()

@@ -43,9 +43,9 @@ def test_01_killed_at_every_disk_operation_a_rerun_gives_identical_bytes(
 def test_01_killed_at_random_times_a_rerun_gives_identical_bytes(
     tiny_tokenizer: Path, tmp_path: Path, repository: Path
 ) -> None:
-    seen = kill_loop(tmp_path, tiny_tokenizer, repository, "random", "1", "20")
+    seen = kill_loop(tmp_path, tiny_tokenizer, repository, "random", "1", "10")
     assert [line for line in seen if line[1] is not None] == []
-    assert len(seen) == 20
+    assert len(seen) == 10
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def google(
 PARTS = r"upload_id="
 
 
-@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("fault", "bytes_again"),
     [(reset, 1.0), (answer(503, "ServerBusy"), 1.0), (lost_answer, 0.0), (cut_request, 0.5)],

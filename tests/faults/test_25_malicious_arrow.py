@@ -74,7 +74,7 @@ def test_25_changed_bytes_are_an_error_or_whole_documents_and_never_a_crash(
     else:
         write_arrow(tmp_path / name, name.split(".")[0])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / name), "1", "400"],
+        [sys.executable, "-c", SCRIPT, str(tmp_path / name), "1", "200"],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": f"{repository}:{repository / 'tests'}"},

@@ -162,10 +162,11 @@ def test_73_the_stores_own_words_are_cut_to_80_characters_after_redaction(
     assert caught.value.why == r"the bucket \u202e is \x85 closed today"
 
 
-@pytest.mark.parametrize("code", [301, 302, 307, 308])
-@pytest.mark.parametrize("command", ["verify", "doctor"])
+@pytest.mark.parametrize(
+    ("command", "code"), [("verify", 301), ("doctor", 302), ("verify", 307), ("doctor", 308)]
+)
 def test_s8_a_redirect_is_told_in_one_sentence_and_not_followed(
-    code: int, command: str, hostile: Hostile, capsys: pytest.CaptureFixture[str]
+    command: str, code: int, hostile: Hostile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hostile.answer, hostile.words = redirect(code), "elsewhere"
     run: Said = inside(capsys, command, "s3://b/in")

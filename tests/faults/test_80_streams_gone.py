@@ -81,7 +81,16 @@ def test_80_a_run_whose_log_is_full_or_closed_trains_on(
     assert [end.reason for end in read_ends(tmp_path / "run")] == ["finished"]
 
 
-@pytest.mark.parametrize("words", ["--help", "config CONFIG", "run CONFIG --dry-run"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "config CONFIG",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("--help", "run CONFIG --dry-run")
+        ),
+    ],
+)
 def test_80_results_of_olm_train_that_are_lost_are_an_error(
     tiny_mixture: Path, tmp_path: Path, words: str
 ) -> None:

@@ -22,7 +22,7 @@ from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.tokenization.recipe import parse_budget
 from olm_data.tokenizer.tokenizer import open_reference, spec_from_bytes
 
-CHANGES = 150
+CHANGES = 75
 TARGETS = [
     *("jsonl", "jsonl.zst", "txt", "manifest", "record", "plan", "job", "ends", "tokens", "docs"),
     *("tokenizer", "lock", "yaml", "where", "settings", "parquet", "arrow"),

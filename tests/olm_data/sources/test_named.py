@@ -231,7 +231,15 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStub]:
         yield stub
 
 
-@pytest.mark.parametrize("replica", [r for r in REPLICAS if r.source != "dolma"], ids=name_of)
+@pytest.mark.parametrize(
+    "replica",
+    [
+        pytest.param(r, marks=[pytest.mark.slow] if at % 4 else [])
+        for at, r in enumerate(REPLICAS)
+        if r.source != "dolma"
+    ],
+    ids=name_of,
+)
 def test_the_hub_is_read_by_its_layout(hub: HubStub, replica: Replica) -> None:
     expected = write(hub.root / "datasets" / named.CATALOGUE[replica.source].repository, replica)
     check(read_source(source=replica.source, subset=replica.subset), replica, expected)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-ROWS, LENGTH = 8, 256
+ROWS, LENGTH = 4, 256
 SCRIPT = """
 import json, sys
 from dataclasses import replace

@@ -295,7 +295,7 @@ def test_a_narrow_page_names_the_run_of_each_option_that_differs(
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("width", [400, pytest.param(1280, marks=pytest.mark.slow)])
 def test_the_report_is_the_same_page_frozen(
     lock: Path, run: Path, tmp_path: Path, width: int
 ) -> None:
