@@ -11,6 +11,7 @@ from support.small_datasets import write_mixture
 from olm_train.data import DataLoader
 
 S = 4
+EPOCHS = 12
 
 
 def numbered(rows: int, first: int) -> list[list[np.ndarray]]:
@@ -22,18 +23,18 @@ def numbered(rows: int, first: int) -> list[list[np.ndarray]]:
     return [documents[:half], documents[half:]]
 
 
-@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 63, 64, 65])
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 33])
 def test_every_epoch_reads_every_row_once(tmp_path: Path, rows: int) -> None:
     lock = write_mixture(
         tmp_path,
         {"a": numbered(rows, 1)},
-        stages=[(12 * rows * S, {"a": 1})],
+        stages=[(EPOCHS * rows * S, {"a": 1})],
         sequence_length=S,
     )
     for world, micro in ((1, 1), (2, 3), (4, 1)):
         first_tokens = np.concatenate(read_all(lock, world, micro, global_rows=12))
-        assert len(first_tokens) == 12 * rows
-        for epoch in range(12):
+        assert len(first_tokens) == EPOCHS * rows
+        for epoch in range(EPOCHS):
             seen = np.sort(first_tokens[epoch * rows : (epoch + 1) * rows])
             np.testing.assert_array_equal(seen, 1 + np.arange(rows))
 
