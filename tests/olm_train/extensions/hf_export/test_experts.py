@@ -54,7 +54,7 @@ def test_transformers_computes_the_same_and_the_folder_comes_back_bit_for_bit(
     assert receipt.verified.model is not None
     assert receipt.verified.model.loss is not None
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
-    files = {name for name in index["weight_map"].values()}
+    files = set(index["weight_map"].values())
     assert len(files) > 2
     names = [name for file in files for name in load_file(tmp_path / "out" / file)]
     assert sorted(names) == sorted(index["weight_map"])
