@@ -11,6 +11,7 @@ from olm_data.errors import InputError, UsageError
 from olm_train.extensions.hf.family import Family, canonical
 from olm_train.extensions.hf.table import OLMOE, QWEN3_MOE, family_of_config
 from olm_train.model.config import DecoderConfig
+from olm_train.model.presets import preset
 
 MIXTURE: dict[str, Any] = {
     "name": "moe", "n_experts": 6, "top_k": 2, "hidden_size": 24, "normalize_scores": True,
@@ -108,6 +109,13 @@ def test_what_would_change_a_logit_is_refused_by_name(
 def test_what_a_family_lacks_is_refused_by_name(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         written(OLMOE, shape("full", **options))
+
+
+@pytest.mark.parametrize(("name", "family"), [("olmoe-1b-7b", OLMOE), ("qwen3-30b-a3b", QWEN3_MOE)])
+def test_a_preset_is_of_its_family(name: str, family: Family) -> None:
+    config = preset(name, vocab_size=9)
+    assert family_of_config(config) is family
+    assert family.config_from_hf(written(family, config)) == canonical(config)
 
 
 def test_heads_of_olmoe_are_together_as_wide_as_the_model() -> None:
