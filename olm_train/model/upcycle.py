@@ -73,7 +73,7 @@ def refuse_unequal(dense: DecoderConfig, config: DecoderConfig) -> None:
     wrong = [f"feed_forward.{each}" for each in wrong]
     ours = by_name(as_dict(config))
     for name, value in by_name(as_dict(dense)).items():
-        free = name.startswith("feed_forward") or name == "attention.backend"
+        free = name.startswith("feed_forward") or name in ("attention.backend", "init_std")
         if not free and ours.get(name) != value:
             wrong.append(f"{name} is {ours.get(name)}, not {value}")
     if wrong:
