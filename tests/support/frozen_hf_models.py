@@ -36,7 +36,7 @@ MODELS = {
     "gemma3": "gemma3",
     "gpt2": "gpt2",
     "olmoe": "olmoe",
-    "qwen3_moe": "qwen3 moe",
+    "qwen3_moe": "qwen3_moe",
 }
 """Folder -> its model in `hf_models.py`."""
 TOKENS = 24

@@ -96,11 +96,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "olmoe normalised, tied": {
         "model": "Olmoe", **EXPERTS, "norm_topk_prob": True, "tie_word_embeddings": True,
     },
-    "qwen3 moe": {
+    "qwen3_moe": {
         "model": "Qwen3Moe", **EXPERTS, "moe_intermediate_size": 24, "head_dim": 16,
         "norm_topk_prob": True, "mlp_only_layers": [0], "rope_parameters": LLAMA3,
     },
-    "qwen3 moe windows": {
+    "qwen3_moe windows": {
         "model": "Qwen3Moe", **EXPERTS, "moe_intermediate_size": 16, "use_sliding_window": True,
         "sliding_window": 8, "mlp_only_layers": [0, 1], "num_experts_per_tok": 6,
     },

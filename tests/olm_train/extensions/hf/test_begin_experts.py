@@ -33,7 +33,7 @@ def foreign(
 ) -> Path:
     folder = tmp_path_factory.mktemp("foreign") / "experts"
     ids = Lock.read(str(tiny_mixture)).tokenizer.vocab_size
-    model = hf_model("qwen3 moe", vocab_size=ids - 9)
+    model = hf_model("qwen3_moe", vocab_size=ids - 9)
     model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="30KB")
     shutil.copy(tiny_tokenizer, folder / "tokenizer.json")
     assert len(list(folder.glob("*.safetensors"))) > 2
@@ -126,7 +126,7 @@ def test_ranks_read_what_is_at_home_on_them(
 def test_files_that_do_not_belong_together_are_refused_by_name(
     fields: dict[str, Any], tensors: dict[str, torch.Tensor | None], said: str, tmp_path: Path
 ) -> None:
-    hf_model("qwen3 moe").save_pretrained(tmp_path)
+    hf_model("qwen3_moe").save_pretrained(tmp_path)
     (config, weights) = (tmp_path / name for name in ("config.json", "model.safetensors"))
     whole = json.loads(config.read_text())
     if "num_experts" in whole:  # as transformers 4 writes it

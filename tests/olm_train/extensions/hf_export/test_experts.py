@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.hf_exports import receipt_of, trained
+from support.hf_exports import OLMOE, QWEN3_MOE, receipt_of, trained
 
 from olm_data.errors import UsageError
 from olm_train.checkpoint.load import Checkpoint
@@ -19,19 +19,7 @@ from olm_train.extensions.hf_export.job import Options
 
 pytestmark = pytest.mark.xdist_group("transformers")
 
-SIZES = "d_model: 32, n_layers: 2, n_heads: 4, init_std: 0.2"
-EXPERTS = "name: moe, n_experts: 6, top_k: 2, hidden_size: 24"
-KINDS = {
-    "OlmoeForCausalLM": (
-        f"{SIZES}, attention: {{qk_norm: full}}, "
-        f"feed_forward: {{{EXPERTS}, balance: {{name: aux}}, capacity_factor: 1.0}}"
-    ),
-    "Qwen3MoeForCausalLM": (
-        f"{SIZES}, attention: {{qk_norm: head}}, vocab_multiple: 64, head: {{tied: true}}, "
-        f"feed_forward: {{{EXPERTS}, normalize_scores: true, balance: {{name: global_aux}}, "
-        "first_dense: 1, dense_hidden_size: 40}"
-    ),
-}
+KINDS = {"OlmoeForCausalLM": OLMOE, "Qwen3MoeForCausalLM": QWEN3_MOE}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -69,7 +57,7 @@ def test_transformers_computes_the_same_and_the_folder_comes_back_bit_for_bit(
 def test_a_bias_for_balance_is_refused_by_name_before_anything_is_written(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
-    model = KINDS["OlmoeForCausalLM"].replace("name: aux", "name: bias")
+    model = OLMOE.replace("name: aux", "name: bias")
     checkpoint = trained(tiny_mixture, tmp_path / "run", model)
     with pytest.raises(UsageError, match=r"feed_forward\.balance is bias"):
         export(checkpoint, str(tmp_path / "out"), Options(check="files"))
