@@ -34,7 +34,12 @@ EXPERTS: dict[str, Any] = {
 }
 BALANCES: dict[str, dict[str, Any]] = {
     "sequence_aux": {"balance": {"name": "sequence_aux", "weight": 0.1}},
-    "global_aux": {"balance": {"name": "global_aux", "weight": 0.1}, "scores": "sigmoid"},
+    "global_aux": {
+        "balance": {"name": "global_aux", "weight": 0.1},
+        "scores": "sigmoid",
+        "first_dense": 1,
+        "dense_hidden_size": 40,
+    },
 }
 """Those beside that of `EXPERTS` that do not depend on how a step is cut."""
 STRATEGIES = ("ddp", "fsdp", "hsdp")

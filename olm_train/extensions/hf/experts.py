@@ -58,7 +58,9 @@ class NoBias(Row):
         balance = ours_of(config).get(self.field)
         if balance is not None and balance["name"] == "bias":
             problems.refuse(
-                self.field, "is bias, which has a say in who is chosen", "null, aux, global_aux"
+                self.field,
+                "is bias, which has a say in who is chosen",
+                "null, aux, sequence_aux or global_aux",
             )
         return {}
 
