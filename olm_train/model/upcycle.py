@@ -59,7 +59,11 @@ def refuse_unequal(dense: DecoderConfig, config: DecoderConfig) -> None:
     """
     wanted, experts = begun_feed_forward(dense), config.feed_forward
     if not isinstance(experts, MixtureConfig):
-        raise UsageError("model.feed_forward is no mixture of experts", where=OPTION)
+        raise UsageError(
+            "model.feed_forward is no mixture of experts",
+            where=OPTION,
+            fix="give model.feed_forward: {name: moe, ...}, or leave load_upcycle out",
+        )
     width, wrong = wanted["hidden_size"], []
     if experts.hidden_size != width:
         wrong.append(f"hidden_size is {experts.hidden_size}, not {width}")
