@@ -18,6 +18,7 @@ from torch import Tensor
 
 from olm_data.run_log.metric_names import (
     DEAD_EXPERTS,
+    DROPPED,
     LOAD_ENTROPY,
     LOAD_MAX,
     ROUTER_BIAS,
@@ -51,6 +52,7 @@ class ExpertBalance:
     Attributes:
         counts: int64 [layers, E], tokens of each expert in this rank's micro-batches of the step so
             far.
+        dropped: int64 [layers], those of them that were beyond an expert's capacity.
     """
 
     def __init__(self, config: MixtureConfig, model: Decoder, world: World) -> None:
@@ -59,7 +61,7 @@ class ExpertBalance:
         self._none = torch.zeros(
             len(self._routers), config.n_experts, dtype=torch.int64, device=world.device
         )
-        self.counts, self._foreseen = self._none, self._none
+        self.counts, self._foreseen, self.dropped = self._none, self._none, self._none[:, 0]
 
     @classmethod
     def of(cls, model: Decoder, world: World) -> Self | None:
@@ -83,7 +85,7 @@ class ExpertBalance:
             batches: its micro-batches on this rank.
             look: returns the counts of one, [layers, E], without a gradient.
         """
-        self.counts = self._foreseen = self._none
+        self.counts, self._foreseen, self.dropped = self._none, self._none, self._none[:, 0]
         if isinstance(self._config.balance, StepBalance) and len(batches) > 1:
             own = sum((look(batch) for batch in batches), self._none)
             self._foreseen = self._world.sum(own)
@@ -95,7 +97,7 @@ class ExpertBalance:
             routed: of the layers, [layers, ...].
             divisor: labels of the global batch, which all counted tokens are.
         """
-        self.counts = self.counts + routed.counts
+        self.counts, self.dropped = self.counts + routed.counts, self.dropped + routed.dropped
         config, balance, terms = self._config, self._config.balance, {}
         if isinstance(balance, BalanceLoss):
             if isinstance(balance, DocumentBalance):
@@ -129,6 +131,8 @@ class ExpertBalance:
             LOAD_ENTROPY: entropy.mean(),
             DEAD_EXPERTS: (counts == 0).sum(),
         }
+        if self._config.capacity_factor is not None:
+            metrics[DROPPED] = self._world.sum(self.dropped).sum() / load.sum().clamp(min=1)
         if isinstance(self._config.balance, BiasBalance):
             step = self._config.balance.rate * (mean - load).sign()
             step = (step - step.mean(1, keepdim=True)).to(torch.float32)

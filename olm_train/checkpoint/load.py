@@ -159,7 +159,7 @@ class Checkpoint:
                 of number, or has one that is not asked for in a part, such as `optim`, that is.
         """
         flat = flatten(tensors)
-        self._refuse_misfits(flat, tuple(tensors))
+        self.refuse_misfits(flat, tuple(tensors))
         values = self.index.values
         put_back(tensors, values)
         world.on_each(lambda: fill(split(flat)[0], self.tensors, self.index))
@@ -176,7 +176,16 @@ class Checkpoint:
         world.on_each(lambda: fill(named, self.tensors, self.index))
         return found
 
-    def _refuse_misfits(self, wanted: StateDict, parts: tuple[str, ...]) -> None:
+    def refuse_misfits(self, wanted: StateDict, parts: tuple[str, ...]) -> None:
+        """Refuse tensors and values, by name, that it does not hold just so.
+
+        Args:
+            wanted: flat.
+            parts: of the state that hold nothing else.
+
+        Raises:
+            ValidationError: as `load_tensors`.
+        """
         here, index = {}, self.index
         for name, leaf in wanted.items():
             here[name] = list(leaf.shape) if isinstance(leaf, Tensor) else None

@@ -179,6 +179,8 @@ class LoadPolicy(Config):
         optim_state: take the optimiser's state from `path` too.
         vocabulary: of a model of transformers at `path`, where the data has more ids: `keep` is
             refused, `extend` adds rows.
+        upcycle: the model at `path` is dense, and the one to train a mixture of experts that begins
+            as copies of its feed-forward layers.
     """
 
     strategy: LoadStrategy = LoadStrategy.if_available
@@ -187,3 +189,4 @@ class LoadPolicy(Config):
     trainer_state: Annotated[bool, Needs("path")] = True
     optim_state: Annotated[bool, Needs("path")] = True
     vocabulary: Annotated[Vocabulary, Needs("path")] = "keep"
+    upcycle: Annotated[bool, Needs("path")] = False

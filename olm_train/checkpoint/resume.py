@@ -41,6 +41,7 @@ from olm_train.checkpoint.model_format import format_of
 from olm_train.checkpoint.policy import LoadPolicy
 from olm_train.checkpoint.portable import model_config
 from olm_train.checkpoint.state import FlatState, flatten, to_json
+from olm_train.checkpoint.upcycle import upcycled
 from olm_train.data.base import DataLoaderBase
 from olm_train.data.lock_words import drawn_before
 from olm_train.model.config import DecoderConfig
@@ -252,6 +253,12 @@ def begin(policy: LoadPolicy, run: Run) -> StartingPoint:
     """
     if policy.path is None:
         return StartingPoint(load=run.train_module.ensure_weights)
+    if policy.upcycle and (policy.trainer_state or policy.optim_state):
+        raise UsageError(
+            "a mixture that begins as a dense model takes its weights alone",
+            where="trainer.load_upcycle",
+            fix="set trainer.load_trainer_state and trainer.load_optim_state to false",
+        )
     place, world = absolute(policy.path), run.train_module.world
     if (foreign := world.on_main(lambda: format_of(place))) is not None:
         found = foreign.begin(
@@ -267,10 +274,13 @@ def begin(policy: LoadPolicy, run: Run) -> StartingPoint:
                 fix="set trainer.load_trainer_state and trainer.load_optim_state to false",
             )
         exported = load_exported(place)
-        model, weights = run.train_module.model_config, exported.weights
-        weights = padded(weights, model) if isinstance(model, DecoderConfig) else weights
         step, digest = exported.about.step or 0, exported.about.weights.sha256
-        start = StartingPoint(load=lambda: run.train_module.load_state_dict({"model": weights}))
+        if policy.upcycle:
+            start = StartingPoint(load=upcycled(exported, run.train_module))
+        else:
+            model, weights = run.train_module.model_config, exported.weights
+            weights = padded(weights, model) if isinstance(model, DecoderConfig) else weights
+            start = StartingPoint(load=lambda: run.train_module.load_state_dict({"model": weights}))
     else:
         checkpoint = find_checkpoint(
             place, world, lambda e: run.say(f"warning: {e.what} ({e.where})")
@@ -278,6 +288,8 @@ def begin(policy: LoadPolicy, run: Run) -> StartingPoint:
         place, step, digest = checkpoint.folder, checkpoint.step, checkpoint.manifest.digest
         if policy.trainer_state:
             start = resume(checkpoint, run, optim_state=policy.optim_state)
+        elif policy.upcycle:
+            start = StartingPoint(load=upcycled(checkpoint, run.train_module))
         else:
             _model_of(checkpoint, run)  # of a program that knows more, nothing is taken over
             state = checkpoint.state

@@ -4,9 +4,9 @@
              -> experts, one product for all of them -> back in the order of tokens
              -> sum over each token's k, weighted by the scores (+ a dense expert that all pass)
 
-No token is dropped, and no expert has a capacity. Sorting, and sums over what lies side by side,
-take the place of atomic additions: the same bits each time. Shapes do not depend on where tokens
-go, so nothing waits for the device.
+No token is dropped, unless experts are given a capacity for training. Sorting, and sums over what
+lies side by side, take the place of atomic additions: the same bits each time. Shapes do not depend
+on where tokens go, so nothing waits for the device.
 
 In training a layer also says what its router did (`Routed`), as an output: activation
 checkpointing, which computes a layer twice, counts once. What follows for a step is
@@ -15,6 +15,7 @@ checkpointing, which computes a layer twice, counts once. What follows for a ste
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -57,12 +58,14 @@ class Routed(NamedTuple):
             E sum_e (its share of the slots) (its mean score), 1 where all experts are alike. 0
             where documents were not given.
         z: fp32 scalar, sum of the squared logarithms of the routers' sums of exponentials.
+        dropped: int64 scalar, of the choices in `counts` those beyond an expert's capacity.
     """
 
     counts: Tensor
     scores: Tensor
     within: Tensor
     z: Tensor
+    dropped: Tensor
 
 
 class Router(nn.Module):
@@ -149,6 +152,10 @@ class MixtureOfExperts(nn.Module):
         weights = scores.gather(-1, chosen)  # [T, k]
         if config.normalize_scores:
             weights = weights / (weights.sum(-1, keepdim=True) + TINY)
+        kept = None
+        if routing is not None and (factor := config.capacity_factor) is not None:
+            kept = _within_capacity(chosen, weights.detach(), config.n_experts, factor)
+            weights = weights * kept
         weights = (weights * config.score_scale).to(x.dtype)
 
         order = chosen.flatten().argsort(stable=True)  # of slots [T k]: those of an expert together
@@ -163,10 +170,16 @@ class MixtureOfExperts(nn.Module):
         y = tap("experts", y)
         if self.shared is not None:
             y = y + self.shared(x, tap.within("shared"))
-        return y if routing is None else (y, self._routed(logits, scores, chosen, routing))
+        return y if routing is None else (y, self._routed(logits, scores, chosen, kept, routing))
 
-    def _routed(self, logits: Tensor, scores: Tensor, chosen: Tensor, routing: Routing) -> Routed:
-        """Return what the router did with [T, E] logits and scores, and [T, k] choices."""
+    def _routed(
+        self, logits: Tensor, scores: Tensor, chosen: Tensor, kept: Tensor | None, routing: Routing
+    ) -> Routed:
+        """Return what the router did with [T, E] logits and scores, and [T, k] choices.
+
+        Args:
+            kept: bool [T, k], the choices within capacity; None: all.
+        """
         experts, counted = self.config.n_experts, routing.counted
         if self.config.scores == "sigmoid":
             scores = scores / (scores.sum(-1, keepdim=True) + TINY)
@@ -178,7 +191,10 @@ class MixtureOfExperts(nn.Module):
             shares = slots / slots.sum(-1, keepdim=True).clamp(min=1)  # [documents, E]
             within = experts * (scores * shares[routing.documents]).sum()
         z = (logits.logsumexp(-1).square() * counted).sum()
-        return Routed(_counts(chosen, experts, counted), scores.sum(0), within, z)
+        dropped = z.new_zeros((), dtype=torch.int64)
+        if kept is not None:
+            dropped = (~kept & counted[:, None]).sum()
+        return Routed(_counts(chosen, experts, counted), scores.sum(0), within, z, dropped)
 
 
 TINY = 1e-20
@@ -190,6 +206,22 @@ def _counts(numbers: Tensor, most: int, counted: Tensor | None = None) -> Tensor
     ones = torch.ones_like(numbers) if counted is None else counted[:, None].expand_as(numbers)
     zeros = torch.zeros(most, dtype=torch.int64, device=numbers.device)
     return zeros.scatter_add(0, numbers.flatten(), ones.flatten().to(torch.int64))
+
+
+def _within_capacity(chosen: Tensor, weights: Tensor, experts: int, factor: float) -> Tensor:
+    """Return which of the choices [T, k] an expert has room for, bool [T, k].
+
+    Those of the largest weights, of equal ones the first: `--moe-token-drop-policy probs` of
+    Megatron-LM, whose capacity this is, too.
+    """
+    slots = chosen.flatten()
+    by_weight = weights.flatten().argsort(descending=True, stable=True)
+    order = by_weight[slots[by_weight].argsort(stable=True)]  # by expert, then by weight
+    counts = _counts(chosen, experts)
+    first = (counts.cumsum(0) - counts)[slots[order]]
+    place = torch.arange(len(slots), device=slots.device) - first
+    room = place < math.ceil(len(slots) / experts * factor)
+    return torch.empty_like(room).scatter_(0, order, room).view_as(chosen)
 
 
 class _ToExperts(torch.autograd.Function):
@@ -307,6 +339,9 @@ class MixtureConfig(FeedForwardPart):
         score_scale: what they are multiplied by.
         balance: keeps experts from being left idle; see below. null: nothing does.
         z_loss: weight of a term of the loss, the mean of log(sum(exp(logits)))^2 of the routers.
+        capacity_factor: in training an expert takes this times tokens x top_k / n_experts tokens of
+            a micro-batch, rounded up: those of the largest weights. Others pass it by. Default: as
+            many as there are.
         first_dense: so many blocks at the beginning have a dense SwiGLU layer instead.
         dense_hidden_size: its width.
     """
@@ -321,6 +356,7 @@ class MixtureConfig(FeedForwardPart):
     score_scale: PositiveFloat = 1.0
     balance: AnyBalance | None = field(default_factory=BiasBalance)
     z_loss: NonNegativeFloat = 0.0
+    capacity_factor: PositiveFloat | None = None
     first_dense: NonNegativeInt = 0
     dense_hidden_size: Hidden | None = None
 

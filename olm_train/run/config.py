@@ -59,6 +59,7 @@ from olm_train.model.config import DecoderConfig, by_name, overlaid
 from olm_train.model.flat_form import from_flat
 from olm_train.model.init import RULE
 from olm_train.model.presets import depth_fields, preset_fields
+from olm_train.model.upcycle import begun_feed_forward, refuse_unequal
 from olm_train.parallel.mesh import Place
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
@@ -161,6 +162,9 @@ class TrainerConfig(Config):
         load_optim_state: from `load_path`, take the optimiser's state too.
         load_vocabulary: where the data has ids that a model of transformers at `load_path` does not
             know: refuse (`keep`), or add rows that begin as the mean of the others (`extend`).
+        load_upcycle: the model at `load_path` is dense, and each expert of this one begins as a
+            copy of its feed-forward layer, so that [the logits are
+            equal](../how-to/train-experts.md#begin-with-a-dense-model).
         time_limit: seconds after which the run is ended from outside, or `slurm`: at the end of its
             job, from `SLURM_JOB_END_TIME`.
         time_margin: seconds before that at which the run saves, and stops with exit code 75; longer
@@ -187,6 +191,7 @@ class TrainerConfig(Config):
     load_trainer_state: Annotated[bool, Needs("load_path")] = True
     load_optim_state: Annotated[bool, Needs("load_path")] = True
     load_vocabulary: Annotated[Vocabulary, Needs("load_path")] = "keep"
+    load_upcycle: Annotated[bool, Needs("load_path")] = False
     time_limit: PositiveFloat | Literal["slurm"] | None = None
     time_margin: NonNegativeFloat = 120.0
     max_rewinds: NonNegativeInt = 3
@@ -383,10 +388,15 @@ def _refuse_two_choices(config: RunConfig, values: Values) -> None:
 
 
 class Derived(NamedTuple):
-    """The fields of a shape, and the format of the model that has it."""
+    """The fields of a shape, and the format of the model that has it.
+
+    Attributes:
+        dense: shape of the weights, where `load_upcycle` makes experts of them.
+    """
 
     format: ModelFormat
     fields: JsonObject
+    dense: DecoderConfig | None = None
 
 
 def derive_model(values: Values, policy: LoadPolicy, save_folder: str, ids: int) -> Derived | None:
@@ -428,8 +438,11 @@ def derive_model(values: Values, policy: LoadPolicy, save_folder: str, ids: int)
         values.data["trainer"]["load_path"] = place
     opened = known.open(place)
     shape: JsonObject = as_dict(opened.config)
-    shape["vocab_size"] = opened.vocabulary_size(ids, policy.vocabulary)
-    return Derived(known, shape)
+    shape["vocab_size"] = size = opened.vocabulary_size(ids, policy.vocabulary)
+    if not policy.upcycle:
+        return Derived(known, shape)
+    dense = replace(opened.config, vocab_size=size)
+    return Derived(known, {**shape, "feed_forward": begun_feed_forward(dense)}, dense)
 
 
 def named_shape(model: JsonObject, values: Values) -> JsonObject:
@@ -484,9 +497,11 @@ def refuse_contradictions(given: JsonObject, found: Derived, values: Values) -> 
             where=values.where(("model", "name")),
             fix="leave it out",
         )
-    known, derived = found
+    known, derived, dense = found
     merged = Values({"model": overlaid(derived, given)}, file=values.file)
     config = parse(DecoderConfig, merged, ("model",))
+    if dense is not None:
+        refuse_unequal(dense, known.canonical(config))
     same, theirs = by_name(as_dict(known.canonical(config))), by_name(derived)
     for name, value in by_name(given).items():
         if name not in known.free and name in theirs and same.get(name) != theirs[name]:

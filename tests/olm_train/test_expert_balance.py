@@ -66,6 +66,29 @@ def test_evaluation_counts_nothing_and_moves_no_bias() -> None:
     assert digest(full(module)["model"]) == before[1]
 
 
+def test_a_step_says_what_share_of_the_choices_was_beyond_capacity() -> None:
+    roomy, tight = (
+        stepped(build(model=of_experts(capacity_factor=factor)), [3, 5]) for factor in (6.0, 0.5)
+    )
+    assert roomy["experts/dropped"] == 0
+    assert 0.4 < tight["experts/dropped"] < 0.7
+    assert tight["train/CE loss"] != roomy["train/CE loss"]
+    plain = stepped(build(model=of_experts()), [3, 5])
+    assert plain.keys() | {"experts/dropped"} == roomy.keys()
+    assert plain["train/CE loss"] == roomy["train/CE loss"]
+
+
+def test_what_is_dropped_is_the_same_each_time_and_when_it_is_computed_again() -> None:
+    kept, *others = (
+        three_steps(build(model=of_experts(capacity_factor=0.6), ac_config=ac), [3, 5])
+        for ac in (RECOMPUTED["kept"], *RECOMPUTED.values())
+    )
+    assert kept.metrics["experts/dropped"] > 0.3
+    for other in others:
+        assert (other.losses, other.metrics) == (kept.losses, kept.metrics)
+        assert all(torch.equal(g, other.gradients[name]) for name, g in kept.gradients.items())
+
+
 def test_a_step_that_is_not_taken_moves_no_bias() -> None:
     module = build(model=of_experts())
     handle = module.model.norm.register_forward_hook(lambda _m, _args, out: out * float("nan"))

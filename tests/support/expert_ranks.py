@@ -6,6 +6,7 @@ One call for all of it: starting processes is what costs time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,26 @@ EXPERTS: dict[str, Any] = {
     "z_loss": 1e-3,
 }
 BALANCES: dict[str, dict[str, Any]] = {
-    "bias": {},
     "sequence_aux": {"balance": {"name": "sequence_aux", "weight": 0.1}},
-    "global_aux": {"balance": {"name": "global_aux", "weight": 0.1}, "scores": "sigmoid"},
+    "global_aux": {
+        "balance": {"name": "global_aux", "weight": 0.1},
+        "scores": "sigmoid",
+        "first_dense": 1,
+        "dense_hidden_size": 40,
+    },
 }
-"""Those that do not depend on how a step is cut."""
+"""Those beside that of `EXPERTS` that do not depend on how a step is cut."""
 STRATEGIES = ("ddp", "fsdp", "hsdp")
 RECOMPUTED = {
     "kept": ActivationCheckpointingConfig(),
     "full": ActivationCheckpointingConfig(mode="full"),
     "ops": ActivationCheckpointingConfig(mode="selected_ops"),
 }
+Layout = tuple[str, str, int]
+"""Strategy, what is recomputed, micro-batches of a rank."""
+LAYOUTS = list(product(STRATEGIES, RECOMPUTED, (1, 2)))
+SOME = [("ddp", "ops", 2), ("fsdp", "full", 1), ("hsdp", "kept", 2)]
+"""Each of the options once."""
 MUON = MuonConfig(lr=1e-2)
 
 
@@ -87,27 +97,29 @@ def three_steps(module: TransformerTrainModule, rows: list[int]) -> Trained:
     return run
 
 
-def all_checks(folder: str) -> dict[Any, Any]:
+def all_checks(folder: str, layouts: list[Layout]) -> dict[str, Any]:
     """Run every check on this rank; `folder` holds a checkpoint of one rank, and gets ours."""
     world = World(rank=dist.get_rank(), size=dist.get_world_size())
     share = 8 // world.size
-    results: dict[Any, Any] = {}
-    for strategy in STRATEGIES:
-        sharing = {"num_replicas": 2} if strategy == "hsdp" else {}
-        for recomputed, ac in RECOMPUTED.items():
-            for rows in ([share], [1, share - 1]):
-                module = build(
-                    strategy, world=world, model=of_experts(), sharing=sharing, ac_config=ac
-                )
-                results[strategy, recomputed, len(rows)] = three_steps(module, rows)
+    results: dict[str, Any] = {"layouts": {}, "balances": {}, "muon": {}}
+    for strategy, recomputed, cuts in layouts:
+        module = build(
+            strategy,
+            world=world,
+            model=of_experts(),
+            sharing={"num_replicas": 2} if strategy == "hsdp" else {},
+            ac_config=RECOMPUTED[recomputed],
+        )
+        found = three_steps(module, [share] if cuts == 1 else [1, share - 1])
+        results["layouts"][strategy, recomputed, cuts] = found
     for name, options in BALANCES.items():
         module = build("fsdp", world=world, model=of_experts(**options))
-        results["balance", name] = three_steps(module, [1, share - 1])
+        results["balances"][name] = three_steps(module, [1, share - 1])
     few = of_experts(n_experts=world.size - 1, top_k=1)
     results["few"] = three_steps(build("fsdp", world=world, model=few), [share])
-    for strategy in ("ddp", "fsdp"):
+    for strategy in {strategy for strategy, _, cuts in layouts if cuts == 1} - {"hsdp"}:
         module = build(strategy, world=world, model=of_experts(), optim=MUON)
-        results["muon", strategy] = train(module, [share])
+        results["muon"][strategy] = train(module, [share])
     module = build("fsdp", world=world, model=of_experts(), param_dtype="bfloat16")
     results["bfloat16"] = three_steps(module, [share])
     results["resumed"] = _resumed(world, Path(folder))

@@ -1,4 +1,4 @@
-"""Small models of transformers as files that stay: `python tests/support/frozen_hf_models.py`.
+"""Small models of transformers as files that stay: `python tests/support/frozen_hf_models.py NAME`.
 
 A folder each under tests/olm_train/extensions/hf/frozen: config.json and model.safetensors (bf16)
 as transformers writes them, and expected.json: a prompt and the logits that transformers gives it
@@ -35,22 +35,28 @@ MODELS = {
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "gpt2": "gpt2",
+    "olmoe": "olmoe",
+    "qwen3_moe": "qwen3_moe",
 }
 """Folder -> its model in `hf_models.py`."""
 TOKENS = 24
 
 
-def main() -> None:
-    """Write all folders."""
+def main(names: list[str]) -> None:
+    """Write folders."""
     import torch
     import transformers
     from support.hf_models import hf_model
 
-    shutil.rmtree(FROZEN, ignore_errors=True)
     for seed, (folder, name) in enumerate(MODELS.items()):
+        if folder not in names:
+            continue
+        shutil.rmtree(FROZEN / folder, ignore_errors=True)
         changes = dict(SMALL_GPT2 if folder == "gpt2" else SMALL)
-        if folder in ("qwen3", "mistral", "gemma2", "gemma3"):
+        if folder in ("qwen3", "mistral", "gemma2", "gemma3", "qwen3_moe"):
             changes["head_dim"] = 8
+        if folder in ("olmoe", "qwen3_moe"):
+            changes |= {"num_hidden_layers": 2, "num_experts": 4, "intermediate_size": 16}
         if folder == "gemma3":
             changes["num_hidden_layers"] = 3
         model = hf_model(name, seed=seed, **changes).to(torch.bfloat16)
@@ -71,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

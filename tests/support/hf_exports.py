@@ -17,6 +17,17 @@ OLMO2 = (
     "d_model: 32, n_layers: 2, n_heads: 4, feed_forward: {hidden_size: 48}, block: reordered_norm, "
     "attention: {qk_norm: full}"
 )
+_SIZES = "d_model: 32, n_layers: 2, n_heads: 4, init_std: 0.2"
+_EXPERTS = "name: moe, n_experts: 6, top_k: 2, hidden_size: 24"
+OLMOE = (
+    f"{_SIZES}, attention: {{qk_norm: full}}, "
+    f"feed_forward: {{{_EXPERTS}, balance: {{name: aux}}, capacity_factor: 1.0}}"
+)
+QWEN3_MOE = (
+    f"{_SIZES}, attention: {{qk_norm: head}}, vocab_multiple: 64, head: {{tied: true}}, "
+    f"feed_forward: {{{_EXPERTS}, normalize_scores: true, balance: {{name: global_aux}}, "
+    "first_dense: 1, dense_hidden_size: 40}"
+)
 QUIET = (
     "--trainer.hard_stop={value: 2, unit: steps}",
     "--trainer.callbacks.lm_evaluator.enabled=false",

@@ -18,6 +18,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
     "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None,
 }  # fmt: skip
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2}
 GPT2_SIZES: dict[str, Any] = {
     "vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
     "bos_token_id": 0, "eos_token_id": 0,
@@ -91,6 +92,18 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "gpt2": {"model": "GPT2"},
     "gpt2 not tied, wide": {"model": "GPT2", "n_inner": 40, "tie_word_embeddings": False},
+    "olmoe": {"model": "Olmoe", **EXPERTS, "intermediate_size": 24, "attention_bias": True},
+    "olmoe normalised, tied": {
+        "model": "Olmoe", **EXPERTS, "norm_topk_prob": True, "tie_word_embeddings": True,
+    },
+    "qwen3_moe": {
+        "model": "Qwen3Moe", **EXPERTS, "moe_intermediate_size": 24, "head_dim": 16,
+        "norm_topk_prob": True, "mlp_only_layers": [0], "rope_parameters": LLAMA3,
+    },
+    "qwen3_moe windows": {
+        "model": "Qwen3Moe", **EXPERTS, "moe_intermediate_size": 16, "use_sliding_window": True,
+        "sliding_window": 8, "mlp_only_layers": [0, 1], "num_experts_per_tok": 6,
+    },
     "olmo2": {"model": "Olmo2"},
     "olmo2 yarn, tied": {"model": "Olmo2", "rope_parameters": YARN, "tie_word_embeddings": True},
 }  # fmt: skip
@@ -144,7 +157,39 @@ def hf_tensors(model: Any) -> dict[str, Tensor]:
     """Return what transformers saves of a model: no second copy of a tied table."""
     tied = getattr(model, "_tied_weights_keys", None) or {}
     dropped = set(tied) if model.config.tie_word_embeddings else set()
-    return {name: value for name, value in model.state_dict().items() if name not in dropped}
+    state = {name: value for name, value in model.state_dict().items() if name not in dropped}
+    return {each: value for name in state for each, value in _apart(name, state[name]).items()}
+
+
+def _apart(name: str, value: Tensor) -> dict[str, Tensor]:
+    """Each expert by itself, as files have them; transformers 5 stacks them in memory."""
+    stem, _, leaf = name.rpartition(".experts.")
+    names = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(leaf)
+    if names is None:
+        return {name: value}
+    return {
+        f"{stem}.experts.{number}.{each}.weight": part
+        for number, expert in enumerate(value)
+        for each, part in zip(names, expert.chunk(len(names)), strict=True)
+    }
+
+
+def take_over(model: Any, tensors: dict[str, Tensor]) -> None:
+    """Give a model of transformers the tensors of its files."""
+    state = {}
+    for name, value in model.state_dict().items():
+        parts = [tensors[each] for each in _apart(name, value) if each in tensors]
+        if value.ndim == 3:
+            each = len(parts) // len(value)
+            parts = [
+                torch.stack([torch.cat(parts[n : n + each]) for n in range(0, len(parts), each)])
+            ]
+        if parts:
+            state[name] = parts[0]
+    missing, unknown = model.load_state_dict(state, strict=False)
+    assert not unknown
+    assert set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
 
 
 def ours_of(family: Family, config: DecoderConfig, tensors: dict[str, Tensor]) -> Decoder:

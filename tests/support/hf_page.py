@@ -24,6 +24,8 @@ MODELS = {
     "gemma3": "Gemma 3, text only (270M, 1B)",
     "gemma2": "Gemma 2",
     "gpt2": "GPT-2",
+    "olmoe": "OLMoE",
+    "qwen3_moe": "Qwen 3, mixtures of experts",
 }
 
 

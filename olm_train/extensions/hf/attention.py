@@ -148,15 +148,26 @@ class Windows(Row):
 
 @dataclass(frozen=True)
 class OneWindow(Row):
-    """`sliding_window` for all layers (Mistral)."""
+    """`sliding_window` for all layers (Mistral).
+
+    Attributes:
+        default: where it is absent.
+        switched: there is a `use_sliding_window`, without which there is no window (Qwen 3 MoE).
+    """
 
     default: int | None
-    theirs = ("sliding_window", "layer_types")
+    switched: bool = False
     field = "attention.sliding_window"
     says = "`attention.sliding_window`: the same in all layers"
 
+    @property
+    def theirs(self) -> tuple[str, ...]:
+        return ("sliding_window", "layer_types", *([_SWITCH] if self.switched else []))
+
     def read(self, given: ConfigReader) -> Ours:
         size = given.take("sliding_window", int, self.default, null=None)
+        if self.switched and not given.take(_SWITCH, bool, False):
+            size = None
         types = given.take("layer_types", list[str])
         if types is not None and set(types) != {FULL if size is None else SLIDING}:
             given.refuse("layer_types", "differs from sliding_window, which counts for all layers")
@@ -169,7 +180,7 @@ class OneWindow(Row):
         size = one_size(config, problems)
         if size is not None and None in config.windows:
             problems.refuse(self.field, "is not of all layers", f"[{size}]")
-        return {"sliding_window": size}
+        return {"sliding_window": size} | ({_SWITCH: size is not None} if self.switched else {})
 
 
 WINDOWS_FROM_LAYER = Windows(_from_layer, 4096, (_SWITCH, _FIRST))

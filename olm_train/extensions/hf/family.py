@@ -28,9 +28,16 @@ from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.feed_forward import DenseFeedForward
 from olm_train.model.layers import Linear
+from olm_train.model.mixture import BiasBalance, MixtureConfig
 from olm_train.model.positions import RoPEConfig
 
-FREE = ("attention.backend", "vocab_multiple")
+FREE = (
+    "attention.backend",
+    "vocab_multiple",
+    "feed_forward.balance",
+    "feed_forward.z_loss",
+    "feed_forward.capacity_factor",
+)
 """Fields of ours that are not of the model's maths; no config.json holds them."""
 
 _HARMLESS = """
@@ -83,7 +90,8 @@ class Names:
         prefix: of all of theirs but the head; files of a model without a head lack it.
         layer: of a block's, with {} for its number, after the prefix.
         modules: outside of the blocks: our module -> theirs. The head's has no prefix.
-        blocks: within a block: our module -> theirs, one below the other.
+        blocks: within a block: our module -> theirs, one below the other. Of a parameter with an
+            expert a row: its name -> theirs, with {} for the expert's number.
         transposed: modules of ours whose weights they keep transposed.
     """
 
@@ -212,6 +220,9 @@ class Family:
         for name, parameter in model.named_parameters():
             module, _, leaf = name.rpartition(".")
             shape = tuple(parameter.shape)
+            if len(shape) == 3:
+                found.append(TensorMap(name, shape, self._of_experts(name, shape)))
+                continue
             rows = config.vocab_size if name in VOCABULARY_TABLES else shape[0]
             theirs, transposed = self._module(module)
             sizes: tuple[int, ...] = (rows,)
@@ -237,6 +248,23 @@ class Family:
             copies = (f"{names.modules['lm_head']}.{leaf}",) if tied else ()
             found.append(TensorMap(name, shape, tuple(parts), copies))
         return tuple(found)
+
+    def _of_experts(self, name: str, shape: tuple[int, ...]) -> tuple[Part, ...]:
+        """Return what a parameter [E, rows, columns] is made of."""
+        experts, rows, columns = shape
+        theirs, _ = self._module(name)
+        size = rows // len(theirs)
+        return tuple(
+            Part(
+                name=f"{each.format(expert)}.weight",
+                shape=(size, columns),
+                first=expert,
+                rows=1,
+                within=slice(place * size, (place + 1) * size),
+            )
+            for expert in range(experts)
+            for place, each in enumerate(theirs)
+        )
 
     def stored_names(self, config: DecoderConfig, stored: Iterable[str]) -> dict[str, str]:
         """Return where each tensor of `tensors(config)` lies in files: its name there.
@@ -339,6 +367,9 @@ def canonical(config: DecoderConfig) -> DecoderConfig:
     windowed = set(windows) != {-1}
     if isinstance(ffn, DenseFeedForward):
         ffn = replace(ffn, hidden_size=ffn.width(config))
+    if isinstance(ffn, MixtureConfig):  # a bias has a say in who is chosen, a loss has none
+        bias = ffn.balance if isinstance(ffn.balance, BiasBalance) else None
+        ffn = replace(ffn, balance=bias, z_loss=0.0, capacity_factor=None)
     if isinstance(rope, RoPEConfig):
         every, theta = rope.no_rope_layer_interval, rope.theta_windowed
         rope = replace(

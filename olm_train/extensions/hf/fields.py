@@ -318,15 +318,27 @@ class DivisibleWidth(Row):
 
 @dataclass(frozen=True)
 class EqualHeads(Row):
-    """As many keys and values as queries, which together are as wide as the model."""
+    """As many keys and values as queries."""
 
     theirs = ()
-    ours = ("n_kv_heads", "head_dim")
-    says = "`n_kv_heads` is `n_heads`, `head_dim` is `d_model` / `n_heads`"
+    field = "n_kv_heads"
+    says = "`n_kv_heads` is `n_heads`"
 
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
         if config.kv_heads != config.n_heads:
             problems.refuse("n_kv_heads", f"is {config.kv_heads}", config.n_heads)
+        return {}
+
+
+@dataclass(frozen=True)
+class WholeHeads(Row):
+    """Queries are together as wide as the model."""
+
+    theirs = ()
+    field = "head_dim"
+    says = "`head_dim` is `d_model` / `n_heads`"
+
+    def write(self, config: DecoderConfig, problems: Problems) -> Json:
         if config.head_size * config.n_heads != config.d_model:
             problems.refuse("head_dim", f"is {config.head_size}", "d_model / n_heads")
         return {}

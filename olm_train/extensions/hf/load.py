@@ -53,6 +53,7 @@ from olm_train.extensions.hf.weights import FLOATS, SafeTensors
 from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.shards import local_block
+from olm_train.model.upcycle import dense_name, put_copies
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -313,7 +314,8 @@ def fill(
 
     Args:
         parameters: of a model of `config`, whole or sharded, by name.
-        config: `opened.config`, but for the vocabulary, its padding and the attention back-end.
+        config: `opened.config`, but for the vocabulary, its padding, the attention back-end, and
+            experts that begin as copies of its feed-forward layers.
 
     Returns:
         Sentences about casts and about tensors that were not needed; bytes that this rank read.
@@ -324,16 +326,23 @@ def fill(
     """
     plain = replace(opened.config, vocab_multiple=1)
     with _weights(opened) as (files, maps, stored):
-        assert maps.keys() == parameters.keys(), "of another shape"
 
         def read(name: str, where: Slices) -> Tensor:
             return files.read(stored[name], where)
+
+        def dense(name: str, where: Slices) -> Tensor:
+            return maps[name].from_theirs(read, where, dtype=torch.float32)
 
         for name, parameter in parameters.items():
             part, where = local_block(parameter)
             if part.numel() == 0:
                 continue
-            if name in VOCABULARY_TABLES:
+            if name not in maps and dense_name(name) in maps:
+                put_copies(part, where, name, dense, config)
+            elif name not in maps:  # a bias of a router begins at 0, its weight as it is drawn
+                assert ".router." in name, name
+                part.zero_() if name.endswith(".bias") else None
+            elif name in VOCABULARY_TABLES:
                 _fill_table(part, where, maps[name], read, plain.vocab_size, config.vocab_size)
                 _refuse_other_copies(maps[name], where, files, read, opened.place)
             else:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from olm_data.bounded_json import digest
@@ -34,6 +35,7 @@ from olm_train.extensions.hf.source import (
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.load import load_saved
+from olm_train.model.upcycle import refuse_unequal
 from olm_train.train_module_base import TrainModule
 
 if TYPE_CHECKING:
@@ -85,6 +87,8 @@ def from_transformers(
     path = relative_path(place, save_folder)
 
     def load() -> None:
+        if policy.upcycle:
+            module.ensure_weights()  # of the routers
         state = module.state_dict()["model"]
         results = world.on_each(lambda: fill(opened, state, config))
         module.load_state_dict({"model": state})
@@ -122,6 +126,9 @@ def _same_shape(
     ids = 0 if lock is None else lock.tokenizer.vocab_size
     size = opened.vocabulary_size(ids, policy.vocabulary)
     ours = ours_of(canonical(config))
+    if policy.upcycle:
+        refuse_unequal(replace(theirs, vocab_size=size), canonical(config))
+        theirs = replace(theirs, feed_forward=canonical(config).feed_forward)
     wanted = {**dict.fromkeys(ours), **ours_of(theirs), "vocab_size": size}
     wrong = [
         f"model.{name} is {ours.get(name)}, not {value}"

@@ -33,6 +33,7 @@ from olm_train.extensions.hf.attention import (
     Windows,
     one_full_in,
 )
+from olm_train.extensions.hf.experts import SOFTMAX_EXPERTS, Experts, SparseLayers
 from olm_train.extensions.hf.family import Family, Names, canonical
 from olm_train.extensions.hf.fields import (
     REQUIRED,
@@ -44,6 +45,7 @@ from olm_train.extensions.hf.fields import (
     Json,
     Number,
     Row,
+    WholeHeads,
     Written,
 )
 from olm_train.extensions.hf.positions import LayerRope, NoRope, Rope, TableSize
@@ -53,7 +55,11 @@ _ACTIVATION = Constant("hidden_act", ("silu", "swish"), "silu", "the activation 
 
 
 def _sizes(
-    tied: bool, norm_eps: float, kv_heads: int | None = None, head_dim: int | None = None
+    tied: bool,
+    norm_eps: float,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    width: str = "intermediate_size",
 ) -> tuple[Row, ...]:
     """Rows of the names that nearly all families share.
 
@@ -61,11 +67,12 @@ def _sizes(
         tied, norm_eps: defaults of their fields, as are the others.
         kv_heads: None: as many as queries.
         head_dim: None: the width by the number of heads.
+        width: their name of that of a feed-forward layer.
     """
     return (
         Number("vocab_size", "vocab_size", int, REQUIRED),
         Number("hidden_size", "d_model", int, REQUIRED),
-        Number("intermediate_size", "feed_forward.hidden_size", int, REQUIRED),
+        Number(width, "feed_forward.hidden_size", int, REQUIRED),
         Number("num_hidden_layers", "n_layers", int, REQUIRED),
         Number("num_attention_heads", "n_heads", int, REQUIRED),
         Number("rms_norm_eps", "norm.eps", float, norm_eps),
@@ -111,6 +118,13 @@ _GEMMA_NORMS = {
     "post_feed_forward_norm": ("post_feedforward_layernorm",),
 }
 _NO_DROPOUT = Written("attention_dropout", 0.0)
+_EXPERTS = {
+    "feed_forward.router": ("mlp.gate",),
+    "feed_forward.experts.w_gate_up": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
+    "feed_forward.experts.w_down": ("mlp.experts.{}.down_proj",),
+}
+_OF_BALANCE = frozenset({"output_router_logits", "router_aux_loss_coef"})
+"""Of a loss in training, which changes no logit."""
 
 LLAMA = Family(
     name="llama",
@@ -292,6 +306,7 @@ GPT2 = Family(
         Number("n_head", "n_heads", int, REQUIRED),
         Number("n_inner", "feed_forward.hidden_size", int, None),
         EqualHeads(),
+        WholeHeads(),
         TableSize(1024),
         Number("layer_norm_epsilon", "norm.eps", float, 1e-5),
         Number("initializer_range", "init_std", float, 0.02),
@@ -343,6 +358,49 @@ GPT2 = Family(
     ),
 )
 
+OLMOE = Family(
+    name="olmoe",
+    architecture="OlmoeForCausalLM",
+    model_type="olmoe",
+    rows=(
+        *_sizes(tied=False, norm_eps=1e-5),
+        WholeHeads(),
+        Rope(theta=10_000.0, positions=4096),
+        *SOFTMAX_EXPERTS,
+        Experts(64),
+        Always("feed_forward.first_dense", 0),
+        _ACTIVATION,
+        Always("attention.qk_norm", "full"),
+        Bias(),
+        Constant("clip_qkv", (None,), None, "queries, keys and values are not clipped"),
+        Written("router_aux_loss_coef", 0.01),
+        _NO_DROPOUT,
+    ),
+    names=_names(_PRE_NORM, _QK_NORM, _EXPERTS),
+    ignored=_OF_BALANCE,
+)
+
+QWEN3_MOE = Family(
+    name="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    model_type="qwen3_moe",
+    rows=(
+        *_sizes(tied=False, norm_eps=1e-6, kv_heads=4, width="moe_intermediate_size"),
+        Rope(theta=10_000.0, positions=32_768),
+        *SOFTMAX_EXPERTS,
+        Experts(128),
+        SparseLayers(6144),
+        _ACTIVATION,
+        Always("attention.qk_norm", "head"),
+        Bias(),
+        OneWindow(4096, switched=True),
+        Written("router_aux_loss_coef", 0.001),
+        _NO_DROPOUT,
+    ),
+    names=_names(_PRE_NORM, _QK_NORM, _EXPERTS),
+    ignored=_OF_BALANCE | {"max_window_layers"},
+)
+
 FAMILIES: tuple[Family, ...] = (
     LLAMA,
     QWEN2,
@@ -354,6 +412,8 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA3,
     GEMMA2,
     GPT2,
+    OLMOE,
+    QWEN3_MOE,
 )
 """In this order a shape that several can express becomes the first of them."""
 GROUP = "olm_train.hf_families"

@@ -2,6 +2,7 @@
 
     ours [rows, ...] = parts, one below the other: each a tensor of theirs, or a transposed one
                        and below them the rows of zeros that pad a vocabulary
+    experts [E, ...] = of each expert some parts, one below the other
 
 Values are copied, cut and transposed, never computed, so every byte comes back. A slice of ours is
 a slice of some of the parts (`TensorMap.reads`): a rank reads only what is at home there.
@@ -32,6 +33,8 @@ class Part:
         first: row of ours that it begins at.
         rows: how many of ours it is.
         transposed: our rows are its columns.
+        within: of a parameter with an expert a row: our second dimension that it is; theirs has no
+            first one.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Part:
     first: int
     rows: int
     transposed: bool = False
+    within: slice | None = None
 
     @property
     def ours(self) -> slice:
@@ -47,6 +51,8 @@ class Part:
 
     def of(self, rows: Tensor) -> Tensor:
         """Return it, made of those rows of ours: contiguous, a copy only if it is transposed."""
+        if self.within is not None:
+            rows = rows[0, self.within]
         return (rows.T if self.transposed else rows).contiguous()
 
 
@@ -94,13 +100,17 @@ class TensorMap:
         found = []
         for part in self.parts:
             first, last = max(rows.start, part.first), min(rows.stop, part.ours.stop)
-            if first >= last or any(each.start >= each.stop for each in others):
+            whole = others[:1] if part.within is None else [part.within]
+            inner = [_overlap(a, b) for a, b in zip(others, [*whole, *others[1:]], strict=True)]
+            if first >= last or any(each.start >= each.stop for each in inner):
                 continue
-            source = (slice(first - part.first, last - part.first), *others)
+            source = (slice(first - part.first, last - part.first), *inner)
             target = (
                 slice(first - rows.start, last - rows.start),
-                *(slice(0, each.stop - each.start) for each in others),
+                *(_from(each, at.start) for each, at in zip(inner, others, strict=True)),
             )
+            if part.within is not None:
+                source = (_from(inner[0], part.within.start), *inner[1:])
             if part.transposed:
                 source = source[::-1]
             found.append(Read(part.name, source, target, part.transposed))
@@ -138,3 +148,12 @@ class TensorMap:
             assert step == 1, each
             found.append(slice(start, max(start, stop)))
         return tuple(found)
+
+
+def _overlap(one: slice, other: slice) -> slice:
+    return slice(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def _from(at: slice, start: int) -> slice:
+    """Return a slice of what begins at `start`."""
+    return slice(at.start - start, at.stop - start)

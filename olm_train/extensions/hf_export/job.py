@@ -164,11 +164,14 @@ class Job:
     def values(self) -> Iterator[Tensor]:
         """Yield each tensor in the order of `tensors`, read when it is asked for."""
         files, index = self.checkpoint.tensors, self.checkpoint.index
+        rows, last = torch.empty(0), ("", slice(0))  # gate and up of an expert are read once
         for planned, row, part in self.tensors:
+            at = (row.ours, part.ours)
             if row.ours in self._zeros:
                 rows = torch.zeros(part.rows, *row.shape[1:])
-            else:
+            elif at != last:
                 rows = read_rows(files, index, f"model.{row.ours}", part.ours.start, part.ours.stop)
+            last = at
             yield rounded(part.of(rows), planned)
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -128,6 +129,46 @@ def test_a_layer_says_what_its_router_did_with_the_tokens_that_count(scores: str
         slots = chosen[here].sum(0) / chosen[here].sum()
         within += (here.sum() * 6 * (slots * shares[here].mean(0)).sum()).item()
     assert found.within.item() == pytest.approx(within, rel=1e-5)
+
+
+@pytest.mark.parametrize("factor", [0.4, 1.0, 1.3])
+def test_beyond_its_capacity_an_expert_loses_the_choices_of_the_smallest_weights(
+    factor: float,
+) -> None:
+    options = {"normalize_scores": True, "capacity_factor": factor}
+    module, x = layer(**options), states(20).requires_grad_()
+    told = Routing(torch.arange(20) > 2)
+    y, found = module(x, routing=told)
+    room = math.ceil(factor * 20 * 2 / 6)
+    scores = module.router(x).softmax(-1)
+    chosen = (scores + module.router.bias).topk(2).indices
+    weights = scores.gather(-1, chosen)
+    weights = weights / weights.sum(-1, keepdim=True)
+    expected, dropped = [], 0
+    for token in range(20):
+        total = torch.zeros(WIDTH)
+        for expert, weight in zip(chosen[token].tolist(), weights[token], strict=True):
+            if (weights[chosen == expert] > weight).sum() < room:
+                gate, up = (module.experts.w_gate_up[expert] @ x[token]).chunk(2)
+                total = total + weight * (module.experts.w_down[expert] @ (F.silu(gate) * up))
+            else:
+                dropped += token > 2
+        expected.append(total)
+    torch.testing.assert_close(y, torch.stack(expected), rtol=1e-5, atol=1e-5)
+    assert found.dropped.item() == dropped
+    assert dropped > 0
+    torch.testing.assert_close(found.counts, layer(**options)(x, routing=told)[1].counts)
+    assert torch.equal(module(x), layer(normalize_scores=True)(x))  # in evaluation there is none
+    mine, theirs = (torch.autograd.grad(each.sum(), x, retain_graph=True)[0]
+                    for each in (y, torch.stack(expected)))  # fmt: skip
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_of_equal_weights_the_first_tokens_have_room() -> None:
+    module = layer(top_k=1, normalize_scores=True, capacity_factor=1.0)
+    y, found = module(states(1).expand(12, -1), routing=Routing(torch.ones(12, dtype=torch.bool)))
+    assert (y.abs().sum(1) > 0).tolist() == [True] * 2 + [False] * 10
+    assert found.dropped.item() == 10
 
 
 def test_blocks_with_experts_come_after_the_dense_ones() -> None:

@@ -1,4 +1,7 @@
-"""Which rank does what: for every way to factor up to 64 ranks, each sum meets each part once."""
+"""Which rank does what: for every way to factor up to 64 ranks, each sum meets each part once.
+
+The quick suite takes fewer numbers of ranks, with up to four factors of 2 and both 2 and 3.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +73,15 @@ def meshes(ranks: int) -> Iterator[Mesh]:
             )
 
 
-@pytest.fixture(scope="module")
-def every() -> list[Mesh]:
-    return [mesh for ranks in range(1, MOST + 1) for mesh in meshes(ranks)]
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param([*range(1, 13), 16, 24], id="some"),
+        pytest.param(range(1, MOST + 1), id="all", marks=pytest.mark.slow),
+    ],
+)
+def every(request: pytest.FixtureRequest) -> list[Mesh]:
+    return [mesh for ranks in request.param for mesh in meshes(ranks)]
 
 
 @cache

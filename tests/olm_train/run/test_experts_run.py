@@ -11,30 +11,39 @@ import yaml
 from click.testing import CliRunner
 from support.runs import build_trainer, config_values, metrics, run, run_until, same_bits, tensors
 
+from olm_data.config.values import Values
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.portable import evaluation_model, export
 from olm_train.distributed.world import World
 from olm_train.extensions.generate.command import main as generate
 from olm_train.model.load import load_saved
+from olm_train.run.config import RunConfig
+from olm_train.run.dry_run import describe
 
 LAST = "step00000012"
+OPTIONS = (
+    "--model={preset: olm-moe-4m, n_layers: 2, d_model: 32, head_dim: 16}",
+    "--trainer.callbacks.ema={decay: 0.5}",
+)
 
 
 def written(lock: Path, folder: Path) -> Path:
-    values = config_values(lock, folder / "run")
-    values["model"] = {"preset": "olm-moe-4m", "n_layers": 2, "d_model": 32, "head_dim": 16}
-    values["trainer"] |= {"hard_stop": {"value": 12, "unit": "steps"}}
-    values["trainer"]["callbacks"]["ema"] = {"decay": 0.5}
+    values = Values(config_values(lock, folder / "run"))
+    for option in (*OPTIONS, stop(12)):
+        values.override(option)
     file = folder / "train.yaml"
-    file.write_text(yaml.safe_dump(values))
+    file.write_text(yaml.safe_dump(values.data))
     return file
+
+
+def stop(steps: int) -> str:
+    return f"--trainer.hard_stop={{value: {steps}, unit: steps}}"
 
 
 @pytest.fixture(scope="module")
 def whole(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("experts")
-    result = run(written(tiny_mixture, folder))
-    assert result.returncode == 0, result.stderr
+    build_trainer(tiny_mixture, folder / "run", *OPTIONS, stop(12)).fit()
     return folder / "run"
 
 
@@ -47,6 +56,29 @@ def test_metrics_say_who_got_the_tokens(whole: Path) -> None:
     assert found["experts/bias norm"] > 0
 
 
+def assert_the_same(lock: Path, run: Path, whole: Path) -> None:
+    one, other = (
+        [line for line in metrics(folder) if "eval" not in line]  # there is one where a run ends
+        for folder in (run, whole)
+    )
+    assert one == other
+    ours, theirs = (
+        tensors(lambda: build_trainer(lock, run, *OPTIONS), folder / LAST)
+        for folder in (run, whole)
+    )
+    assert any(name.endswith("router.bias") for name in ours)
+    assert same_bits(ours, theirs)
+
+
+def test_stopped_it_goes_on_with_the_same_bits(
+    whole: Path, tiny_mixture: Path, tmp_path: Path
+) -> None:
+    for steps in (6, 12):
+        build_trainer(tiny_mixture, tmp_path / "run", *OPTIONS, stop(steps)).fit()
+    assert_the_same(tiny_mixture, tmp_path / "run", whole)
+
+
+@pytest.mark.slow
 def test_killed_it_goes_on_with_the_same_bits(
     whole: Path, tiny_mixture: Path, tmp_path: Path
 ) -> None:
@@ -55,15 +87,7 @@ def test_killed_it_goes_on_with_the_same_bits(
     assert code == -signal.SIGKILL
     result = run(config)
     assert result.returncode == 0, result.stderr
-    assert metrics(tmp_path / "run") == metrics(whole)
-
-    def state(folder: Path) -> dict[str, torch.Tensor]:
-        shape = "--model={preset: olm-moe-4m, n_layers: 2, d_model: 32, head_dim: 16}"
-        return tensors(lambda: build_trainer(tiny_mixture, folder, shape), folder / LAST)
-
-    ours = state(tmp_path / "run")
-    assert any(name.endswith("router.bias") for name in ours)
-    assert same_bits(ours, state(whole))
+    assert_the_same(tiny_mixture, tmp_path / "run", whole)
 
 
 def test_weights_and_averages_have_the_biases_and_write_text(whole: Path, tmp_path: Path) -> None:
@@ -83,9 +107,21 @@ def test_weights_and_averages_have_the_biases_and_write_text(whole: Path, tmp_pa
     assert result.exit_code == 0, result.output
 
 
-def test_a_dry_run_says_how_many_parameters_a_token_passes(
-    tiny_mixture: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("preset", "parameters", "active"),
+    [
+        ("olm-moe-4m", 3_417_216, 664_704),
+        ("olmoe-1b-7b", 6_713_116_672, 1_075_972_096),
+        ("qwen3-30b-a3b", 29_909_792_768, 2_730_702_848),
+    ],
+)
+def test_a_dry_run_says_how_many_parameters_there_are_and_how_many_a_token_passes(
+    preset: str, parameters: int, active: int, tiny_mixture: Path, tmp_path: Path
 ) -> None:
-    result = run(written(tiny_mixture, tmp_path), "--dry-run")
-    assert result.returncode == 0, result.stderr
-    assert "parameters that a token passes" in result.stdout + result.stderr
+    values = Values(config_values(tiny_mixture, tmp_path / "run"))
+    values.override(f"--model={{preset: {preset}}}")
+    config = RunConfig.resolve(values)
+    text = describe(config, 1)
+    tables = config.model.head.tables() * config.model.vocab_size * config.model.d_model
+    assert f"{parameters + tables:,} parameters, {parameters:,} without embeddings" in text
+    assert f"{active + tables:,} parameters that a token passes" in text

@@ -15,6 +15,10 @@ from olm_train.extensions.hf.table import FAMILIES, canonical, family_of_config,
 from olm_train.model.config import DecoderConfig
 from olm_train.model.rope import Llama3Scaling, PositionInterpolation, YaRNScaling
 
+EXPERTS: dict[str, Any] = {
+    "feed_forward": "moe", "feed_forward.n_experts": 4, "feed_forward.top_k": 2,
+    "feed_forward.hidden_size": 24, "feed_forward.balance": None,
+}  # fmt: skip
 BASES: list[dict[str, Any]] = [
     {},
     {"attention.bias": "qkv"},
@@ -29,6 +33,8 @@ BASES: list[dict[str, Any]] = [
         "norm.bias": True, "feed_forward": "gelu", "feed_forward.bias": True,
         "attention.bias": "all",
     },
+    {"attention.qk_norm": "full", **EXPERTS},
+    {"attention.qk_norm": "head", **EXPERTS, "feed_forward.normalize_scores": True},
 ]  # fmt: skip
 """Fields by name."""
 CHANGES: dict[str, st.SearchStrategy[Any]] = {
@@ -38,6 +44,10 @@ CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "feed_forward.hidden_size": st.sampled_from([None, 24, 64]),
     "feed_forward.bias": st.booleans(),
     "feed_forward": st.sampled_from(["swiglu", "geglu", "gelu"]),
+    "feed_forward.z_loss": st.sampled_from([0.0, 1e-3]),
+    "feed_forward.balance": st.sampled_from([None, {"name": "bias"}, {"name": "aux"}]),
+    "feed_forward.shared_hidden_size": st.sampled_from([None, 8]),
+    "feed_forward.scores": st.sampled_from(["softmax", "sigmoid"]),
     "attention.bias": st.sampled_from([None, "qkv", "all"]),
     "block": st.sampled_from(["pre_norm", "reordered_norm", "peri_norm"]),
     "norm": st.sampled_from(["rms_norm", "layer_norm"]),
@@ -173,6 +183,8 @@ def test_a_class_of_ones_own_is_of_no_family() -> None:
         (BASES[4] | {"attention.qk_norm": "head"}, "gemma3"),
         (BASES[4] | {"attention.softcap": 50.0}, "gemma2"),
         (BASES[5], "gpt2"),
+        (BASES[6], "olmoe"),
+        (BASES[7], "qwen3_moe"),
     ],
 )
 def test_each_family_has_shapes_of_its_own(config: dict[str, Any], name: str) -> None:

@@ -44,3 +44,37 @@ def test_the_whole_gives_their_tensors_back() -> None:
         torch.equal(back[name], value) and back[name].is_contiguous()
         for name, value in THEIRS.items()
     )
+
+
+EXPERTS = TensorMap(
+    "experts", (4, 6, 3), tuple(
+        Part(f"{expert}.{name}", (3, 3), expert, 1, within=slice(first, first + 3))
+        for expert in range(4)
+        for name, first in (("gate", 0), ("up", 3))
+    ),
+)  # fmt: skip
+APART = {part.name: torch.randn(part.shape) for part in EXPERTS.parts}
+STACKED = torch.stack([torch.cat((APART[f"{n}.gate"], APART[f"{n}.up"])) for n in range(4)])
+
+
+@given(st.tuples(*(st.tuples(st.integers(0, n), st.integers(0, n)) for n in EXPERTS.shape)))
+def test_any_block_of_experts_is_read_from_those_experts_alone(
+    bounds: tuple[tuple[int, int], ...],
+) -> None:
+    where = tuple(slice(*each) for each in bounds)
+    read_elements = 0
+
+    def read_one(name: str, block: tuple[slice, ...]) -> Tensor:
+        nonlocal read_elements
+        read_elements += APART[name][block].numel()
+        return APART[name][block]
+
+    block = EXPERTS.from_theirs(read_one, where, dtype=torch.float32)
+    assert torch.equal(block, STACKED[where])
+    assert read_elements == block.numel()
+
+
+def test_experts_give_their_tensors_back() -> None:
+    back = {part.name: part.of(STACKED[part.ours]) for part in EXPERTS.parts}
+    assert back.keys() == APART.keys()
+    assert all(torch.equal(back[name], value) for name, value in APART.items())

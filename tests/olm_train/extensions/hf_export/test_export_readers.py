@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.hf_exports import OLMO2, trained
+from support.hf_exports import OLMO2, OLMOE, QWEN3_MOE, trained
 from support.runs import environment
 
 from olm_train.checkpoint.portable import evaluation_model
@@ -48,7 +48,13 @@ GPT2 = (
 )
 
 
-@pytest.mark.parametrize("model", [OLMO2, LLAMA3, GPT2], ids=["OLMo 2", "Llama 3, tied", "GPT-2"])
+MODELS = {
+    "OLMo 2": OLMO2, "Llama 3, tied": LLAMA3, "GPT-2": GPT2,
+    "OLMoE": OLMOE, "Qwen 3 MoE": QWEN3_MOE,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_mlx_computes_the_same(tiny_mixture: Path, tmp_path: Path, model: str) -> None:
     checkpoint = trained(tiny_mixture, tmp_path / "run", model)
     export(checkpoint, str(tmp_path / "hf"), Options(dtype="float32", check="files"))
