@@ -49,7 +49,7 @@ def walk(honest: Workplace, seed: int, cases: int, work: Path) -> None:
 def test_s8_no_false_file_makes_a_command_fail_in_an_unknown_way(
     honest: Workplace, tmp_path: Path
 ) -> None:
-    walk(honest, SEED, 5, tmp_path)
+    walk(honest, SEED, 3, tmp_path)
 
 
 @pytest.mark.slow

@@ -113,7 +113,13 @@ def test_40_the_payload_works_where_somebody_loads_it(
     assert canary.exists()
 
 
-@pytest.mark.parametrize("form", FORMS, ids=[form.__name__ for form in FORMS])
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(form, id=form.__name__, marks=pytest.mark.slow if form is not pickled else ())
+        for form in FORMS
+    ],
+)
 @pytest.mark.parametrize("name", FILES)
 def test_40_no_file_of_a_checkpoint_runs_what_it_holds(
     name: str, form: Callable[[Path], bytes], saved: Path, tiny_mixture: Path, tmp_path: Path
