@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from olm_data.config.hints import NonNegativeFloat
 from olm_train.optim.base import Decay, OptimConfig
 from olm_train.optim.groups import ParamGroup
+from olm_train.optim.half import DTYPES, MomentDtype, Rounding, numbered
 from olm_train.stability.spikes import SkipStepOptions, StepGuard
 
 
@@ -21,33 +22,40 @@ class Lion(Optimizer):
 
     Args:
         groups: with "params", "lr", "betas" and "weight_decay".
+        dtype: of the momentum; bfloat16 is rounded by chance.
         guard: decides which steps are left out; None: none.
     """
 
-    def __init__(self, groups: list[ParamGroup], guard: StepGuard | None = None) -> None:
+    def __init__(
+        self,
+        groups: list[ParamGroup],
+        dtype: torch.dtype = torch.float32,
+        guard: StepGuard | None = None,
+    ) -> None:
         super().__init__(groups, {})
-        self.guard = guard
+        self.guard, self._rounding = guard, Rounding(self.param_groups, dtype)
         for group in self.param_groups:
             for parameter in group["params"]:
-                self.state[parameter] = {"exp_avg": torch.zeros_like(parameter)}
+                self.state[parameter] = {"exp_avg": torch.zeros_like(parameter, dtype=dtype)}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take a step; one that is left out changes neither weights nor state."""
         assert closure is None
         take = None if self.guard is None else self.guard.skipped() == 0
-        for group in self.param_groups:
+        for number, group, parameter, gradient in numbered(self.param_groups):
             beta1, beta2 = group["betas"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                mean = self.state[parameter]["exp_avg"]
-                update = mean.lerp(parameter.grad, 1 - beta1).sign_()
-                weight = parameter * (1 - group["lr"] * group["weight_decay"])
-                weight.add_(update, alpha=-group["lr"])
-                moved = mean.lerp(parameter.grad, 1 - beta2)
-                for old, new in ((parameter, weight), (mean, moved)):
-                    old.copy_(new if take is None else torch.where(take, new, old))
+            kept = self.state[parameter]["exp_avg"]
+            mean = kept.to(gradient.dtype)
+            update = mean.lerp(gradient, 1 - beta1).sign_()
+            weight = parameter * (1 - group["lr"] * group["weight_decay"])
+            weight.add_(update, alpha=-group["lr"])
+            moved = mean.lerp(gradient, 1 - beta2)
+            if take is not None:
+                weight = torch.where(take, weight, parameter)
+                moved = torch.where(take, moved, mean)
+            parameter.copy_(weight)
+            self._rounding.keep(moved, kept, number, group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +65,18 @@ class LionConfig(OptimConfig):
     Attributes:
         lr: peak learning rate.
         betas: of the update, and of the momentum that is kept.
+        dtype: of the momentum; bfloat16 takes half the memory, and is rounded by chance.
     """
 
     name: Literal["lion"] = "lion"
     lr: NonNegativeFloat = 1e-4
     betas: tuple[Decay, Decay] = (0.9, 0.99)
+    dtype: MomentDtype = "float32"
 
     def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Lion:
         for group in groups:
             group.setdefault("betas", self.betas)
-        return Lion(groups)
+        return Lion(groups, DTYPES[self.dtype])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ from olm_train.model.layers import Linear
 from olm_train.model.mixture import Experts
 from olm_train.optim.base import Decay, OptimConfig
 from olm_train.optim.groups import ParamGroup
+from olm_train.optim.half import DTYPES, MomentDtype, Rounding, numbered, step_adam
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +253,7 @@ class Muon(Optimizer):
     Args:
         groups: with "params", "lr", "weight_decay"; with "momentum", "nesterov", "adjust_lr" and
             "parts", a list of the row counts inside each matrix; or with "betas" and "eps".
+        dtype: of momentum and moments; bfloat16 is rounded by chance.
 
     Attributes:
         world: the ranks that hold the parameters, over which the work is divided; at first this one
@@ -259,14 +261,15 @@ class Muon(Optimizer):
         reduced: matrices are exchanged and orthogonalised in bfloat16 on a CPU too, as on CUDA.
     """
 
-    def __init__(self, groups: list[ParamGroup]) -> None:
+    def __init__(self, groups: list[ParamGroup], dtype: torch.dtype = torch.float32) -> None:
         super().__init__(groups, {})
         self.world, self.reduced = World(), False
+        self._half, self._rounding = dtype is torch.bfloat16, Rounding(self.param_groups, dtype)
         self._divided: tuple[object, Division] | None = None
         for group in self.param_groups:
             names = ["momentum_buffer"] if "parts" in group else ["exp_avg", "exp_avg_sq"]
             for parameter in group["params"]:
-                state = {name: torch.zeros_like(parameter) for name in names}
+                state = {name: torch.zeros_like(parameter, dtype=dtype) for name in names}
                 if "parts" not in group:
                     state["step"] = torch.zeros((), device=parameter.device)
                 self.state[parameter] = state
@@ -279,9 +282,6 @@ class Muon(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take a step; with several ranks, all of them together."""
         assert closure is None
-        for group in self.param_groups:
-            if "parts" not in group:
-                self._adamw(group)
         pieces = [
             _Piece(group, parameter, first, first + rows)
             for group in self.param_groups
@@ -290,21 +290,31 @@ class Muon(Optimizer):
             if parameter.grad is not None
             for rows, first in zip(parts, accumulate(parts, initial=0), strict=False)
         ]
+        for number, group, parameter, gradient in numbered(self.param_groups):
+            state = self.state[parameter]
+            if "parts" in group:
+                kept = state["momentum_buffer"]
+                momentum = kept.to(gradient.dtype).lerp(gradient, 1 - group["momentum"])
+                self._rounding.keep(momentum, kept, number, group)
+            elif self._half:
+                generator = self._rounding.seed(number, group, parameter.device)
+                step_adam(parameter, gradient, state, group, generator, fused=True, decoupled=True)
+        for group in self.param_groups:
+            if "parts" not in group and not self._half:
+                self._adamw(group)
         if not pieces:
             return
-        for piece in pieces:
-            if piece.first == 0:  # once a parameter, on every rank that holds some of it
-                momentum = self.state[piece.parameter]["momentum_buffer"]
-                momentum.lerp_(piece.parameter.grad, 1 - piece.group["momentum"])
         division = self._divide(pieces)
         grid = division.grid
 
         def update(number: int) -> Tensor:
             piece, where = pieces[number], division.matrices[number].local(grid.shard, grid.shards)
+            gradient = _local(piece.parameter.grad)[where]
             momentum = _local(self.state[piece.parameter]["momentum_buffer"])[where]
+            momentum = momentum.to(gradient.dtype)
             if not piece.group["nesterov"]:
                 return momentum
-            return _local(piece.parameter.grad)[where].lerp(momentum, piece.group["momentum"])
+            return gradient.lerp(momentum, piece.group["momentum"])
 
         def turn(number: int, whole: Tensor) -> Tensor:
             whole = whole.bfloat16() if self.reduced else whole
@@ -365,6 +375,7 @@ class MuonConfig(OptimConfig):
             vectors.
         eps: of AdamW: added to the root of the second moment.
         mu: momentum of Muon.
+        dtype: of momentum and moments; bfloat16 takes half the memory, and is rounded by chance.
         nesterov: look ahead by one step of the momentum.
         adjust_lr: `rms_norm` gives updates the size that AdamW's have, so that both take one rate
             (Liu et al., 2025); `spectral_norm` scales by the square root of rows / columns, where
@@ -375,6 +386,7 @@ class MuonConfig(OptimConfig):
     lr: NonNegativeFloat = 1e-3
     eps: PositiveFloat = 1e-8
     mu: Decay = 0.95
+    dtype: MomentDtype = "float32"
     nesterov: bool = True
     adjust_lr: Literal["rms_norm", "spectral_norm", "none"] = "rms_norm"
 
@@ -406,7 +418,7 @@ class MuonConfig(OptimConfig):
                 if inside:
                     made["parts"] = [inner[name] for name in names]
                 split.append(made)
-        return Muon(split)
+        return Muon(split, DTYPES[self.dtype])
 
 
 @dataclass(frozen=True)

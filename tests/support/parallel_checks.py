@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from olm_train.distributed.world import World
 from olm_train.model.decoder import Decoder
 from olm_train.model.loss_config import LossConfig
-from olm_train.optim.adamw import SkipStepAdamWConfig
+from olm_train.optim.adamw import AdamWConfig, SkipStepAdamWConfig
 from olm_train.optim.lion import LionConfig, SkipStepLionConfig
 from olm_train.optim.muon import MuonConfig
 from olm_train.parallel.apply import parallelize
@@ -32,6 +32,7 @@ OPTIMIZERS = {
     "skip_step_lion": SkipStepLionConfig(lr=1e-3, rolling_interval_length=4, sigma_factor=0.1),
 }
 """The last two leave out steps of an ordinary run."""
+HALF = AdamWConfig(lr=5e-3, dtype="bfloat16")
 CHUNKED = LossConfig(name="chunked", chunk_size=10)
 MICRO_BATCHES = {"one": [4], "uneven": [1, 3], "by row": [1, 1, 1, 1]}
 
@@ -54,6 +55,7 @@ def all_checks(folder: str) -> dict[str, Any]:
         results[strategy, "non-finite"] = _non_finite(strategy, world)
         results[strategy, "checkpoint"] = _checkpoint(strategy, world, Path(folder))
         results[strategy, "eval"] = _evaluate(strategy, world)
+        results[strategy, "half"] = train(build(strategy, world=world, optim=HALF), [2, 2])
     for name, optim in OPTIMIZERS.items():
         results["optim", name] = train(build("fsdp", world=world, optim=optim), [2, 2])
     for name, change in FAMILIES.items():

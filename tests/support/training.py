@@ -116,5 +116,5 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
     """sha256 over names and bits."""
     sha = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        sha.update(name.encode() + tensor.numpy().tobytes())
+        sha.update(name.encode() + tensor.flatten().view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()

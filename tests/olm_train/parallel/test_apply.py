@@ -13,7 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from support.distributed import run_ranks
 from support.model_options import FAMILIES
-from support.parallel_checks import MICRO_BATCHES, OPTIMIZERS, all_checks
+from support.parallel_checks import HALF, MICRO_BATCHES, OPTIMIZERS, all_checks
 from support.training import MODEL, ROWS, Run, build, digest, full, micro_batches, train
 
 from olm_data.errors import UsageError
@@ -64,6 +64,16 @@ def test_losses_norms_and_weights_follow_those_of_one_rank(
     assert first.norms == pytest.approx(single.norms, rel=1e-4)
     for name, weight in single.weights.items():
         torch.testing.assert_close(first.weights[name], weight, rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_moments_in_bfloat16_are_rounded_alike_on_all_copies(
+    strategy: str, ranks: list[dict[Any, Run]]
+) -> None:
+    alone = train(build(optim=HALF), [ROWS])
+    first, second = (rank[strategy, "half"] for rank in ranks)
+    assert digest(first.weights) == digest(second.weights)
+    assert first.losses == second.losses == pytest.approx(alone.losses, rel=0.02)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
