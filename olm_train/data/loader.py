@@ -45,6 +45,7 @@ from olm_data.rows.cache_plan import CacheOptions
 from olm_data.rows.reader import DatasetRows, RowReader
 from olm_train.data.base import DataLoaderBase
 from olm_train.data.batch import Batch
+from olm_train.data.dealing import Dealing
 from olm_train.data.lock_words import describe_lock, lock_difference
 from olm_train.data.prefetch import Prefetcher
 
@@ -72,6 +73,7 @@ class DataLoader(DataLoaderBase):
         skip: ranges [first, one past the last] of global rows that are left out.
         cache: where whole shards of remote datasets go; None: remote rows are read one by one.
         neighbours: the ranks of this machine, which share the cache; default: this one.
+        dealing: how ranks that read the same slice share its micro-batches; None: none do.
 
     Attributes:
         step: steps handed out so far.
@@ -104,8 +106,10 @@ class DataLoader(DataLoaderBase):
         skip: Sequence[Sequence[int]] = (),
         cache: CacheOptions | None = None,
         neighbours: range | None = None,
+        dealing: Dealing | None = None,
     ) -> None:
         _check_rank(rank, world_size)
+        self._dealing = dealing
         self._neighbours = range(rank, rank + 1) if neighbours is None else neighbours
         if cache is not None:
             cache = replace(cache, ranks=len(self._neighbours))
@@ -216,7 +220,9 @@ class DataLoader(DataLoaderBase):
             self._reader,
             self._steps,
             range(self.step, self.steps),
-            Slice(self._microbatch_rows, self.rank, self.world_size, self._neighbours),
+            Slice(
+                self._microbatch_rows, self.rank, self.world_size, self._neighbours, self._dealing
+            ),
             self.phases(),
             pin=self.device is not None and self.device.type == "cuda",
         )
@@ -421,13 +427,15 @@ class Slice:
     Attributes:
         microbatch_rows: rows of a micro-batch.
         rank, world_size: it reads the rank-th of so many equal parts of each step.
-        neighbours: the ranks of its machine.
+        neighbours: which parts the ranks of its machine read.
+        dealing: how several ranks share a micro-batch.
     """
 
     microbatch_rows: int
     rank: int
     world_size: int
     neighbours: range
+    dealing: Dealing | None = None
 
 
 def read_steps(
@@ -454,6 +462,8 @@ def read_steps(
                 Batch.from_rows(windows.read(i, i + size, parts))
                 for i in range(begin, begin + per_rank, size)
             ]
+            if part.dealing is not None:
+                batches = [part.dealing(batch) for batch in batches]
             yield [batch.pin_memory() for batch in batches] if pin else batches
 
 
