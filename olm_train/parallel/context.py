@@ -89,7 +89,8 @@ class Exchange:
     def sum_up(self, x: Tensor) -> Tensor:
         """[T, ...], other values on each rank -> [n, ...], their sum at this rank's tokens."""
         own = x.new_empty((len(self.order) // self.degree, *x.shape[1:]))
-        dist.reduce_scatter_single(own, x[self.order], group=self.group)
+        # an index keeps strides of its input, and a collective takes memory as it lies
+        dist.reduce_scatter_single(own, x.index_select(0, self.order), group=self.group)
         return own
 
     def to_heads(self, x: Tensor) -> Tensor:
@@ -101,10 +102,11 @@ class Exchange:
 
     def to_tokens(self, x: Tensor) -> Tensor:
         """[T, h, D] -> [n, degree, h, D]."""
-        sent = x[self.order]
+        sent = x.index_select(0, self.order)
         got = torch.empty_like(sent)
         dist.all_to_all_single(got, sent, group=self.group)
-        return got.unflatten(0, (self.degree, -1)).transpose(0, 1).contiguous()
+        parts: Tensor = got.unflatten(0, (self.degree, -1))
+        return parts.transpose(0, 1).contiguous()
 
     def _in_order(self, x: Tensor) -> Tensor:
         found: Tensor = torch.empty_like(x).index_copy_(0, self.order, x)
