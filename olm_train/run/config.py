@@ -320,7 +320,9 @@ class RunConfig(Config):
             module,
             machine,
             sequence_length=Lock.read(self.data_loader.mixture).sequence_length,
-            micro_batches=self.most_micro_batches(machine.world_size // module.sharers),
+            micro_batches=self.most_micro_batches(
+                module.mesh(machine.world_size, machine.nodes).place(0).readers
+            ),
         )
         module = replace(module, dp_config=dp_config)
         return replace(self, train_module=module, parallel=None), why

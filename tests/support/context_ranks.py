@@ -19,16 +19,19 @@ from support.model_options import FAMILIES
 from support.training import LENGTHS, MODEL, ROWS, Run, build, cut, digest, full, train
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from olm_data.errors import OlmError
 from olm_train.data.batch import Batch
-from olm_train.data.dealing import Share
+from olm_train.data.dealing import Dealing, Share
 from olm_train.distributed.world import World
+from olm_train.extensions.any_model.torch_loader import TorchDataLoader
 from olm_train.model.config import DecoderConfig
 from olm_train.model.head import Head
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import ContextParallelConfig
 from olm_train.train_module import TransformerTrainModule
+from tests.olm_train.test_host_syncs import Syncs
 
 EXCHANGES = ("gather", "ulysses")
 LONG = [[150, 3, 103], [256], [1] * 200 + [56], [256]]
@@ -123,6 +126,8 @@ def all_checks(folder: str) -> dict[Any, Any]:
     results["resumed"] = _resumed(world, Path(folder))
     results["refused"] = _refused(world)
     results["seen"] = _seen(world)
+    results["waits"] = [_waits(world, exchange) for exchange in EXCHANGES]
+    results["torch"] = _torch(world)
     return results
 
 
@@ -214,6 +219,30 @@ def _refused(world: World) -> str:
     except OlmError as error:
         return str(error)
     return ""
+
+
+def _waits(world: World, exchange: str) -> dict[str, int]:
+    """Operators of a step that make the host wait, where the loader has dealt the chunks."""
+    module = build("fsdp", world=world, model=of("window"), **context(world.size, exchange))
+    deal = Dealing(world.size, module.model.config.windows)
+    first, second = ([deal(b) for b in batches(n, LENGTHS, 2, module.world)] for n in (1, 2))
+    module.train_step(first, 1, 6)
+    with Syncs() as syncs:
+        module.train_step(second, 2, 6)
+    return dict(syncs.calls)
+
+
+def _torch(world: World) -> tuple[float, int]:
+    """A loader of torch that is told the module's world gives the ranks of a reader the same."""
+    module = build("fsdp", world=world, model=of("grouped"), **context(2))
+    rows = make_batch(LENGTHS, vocab_size=8)
+    data = TensorDataset(rows.input_ids, rows.labels)
+    here = module.world
+    sampler = DistributedSampler(data, num_replicas=here.readers, rank=here.reader, shuffle=False)  # type: ignore[var-annotated]
+    plain = DataLoader(data, batch_size=ROWS // here.readers, sampler=sampler)
+    loader = TorchDataLoader(plain, world=here)
+    metrics = module.train_step(next(iter(loader)), 1, 6)
+    return float(metrics["train/CE loss"]), loader.global_batch_size
 
 
 def _seen(world: World) -> list[tuple[list[int], list[int], Tensor]]:

@@ -185,6 +185,17 @@ def test_different_rows_on_ranks_that_share_them_are_refused(ranks: Ranks) -> No
         assert "ranks 0 and 1 share micro-batches, and were given different rows" in rank["refused"]
 
 
+def test_the_host_waits_for_no_device(ranks: Ranks) -> None:
+    assert [rank["waits"] for rank in ranks] == [[{}, {}]] * len(ranks)
+
+
+def test_a_loader_of_torch_gives_readers_their_rows(ranks: Ranks) -> None:
+    rows = make_batch(LENGTHS, vocab_size=8)
+    metrics = build(model=of("grouped")).train_step([(rows.input_ids, rows.labels)], 1, 6)
+    for rank in ranks:
+        assert rank["torch"] == (pytest.approx(float(metrics["train/CE loss"]), rel=1e-6), ROWS)
+
+
 def test_losses_of_labels_are_shown_as_on_one_rank(ranks: Ranks) -> None:
     module, seen = build(model=of("grouped")), list[Any]()
     module.watch_losses = lambda batch, by_label: seen.append((batch.rows, batch.labels, by_label))
