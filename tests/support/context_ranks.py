@@ -34,8 +34,11 @@ from olm_train.train_module import TransformerTrainModule
 from tests.olm_train.test_host_syncs import Syncs
 
 EXCHANGES = ("gather", "ulysses")
+BY_ROW = [1] * ROWS
+"""Micro-batches of `training.train` in which a rank has a part of each row."""
+CHUNK = 4
+"""Tokens of a chunk here: documents, and rows, lie on several ranks."""
 LONG = [[150, 3, 103], [256], [1] * 200 + [56], [256]]
-"""Rows where chunks are much shorter than documents: some fill several chunks, some a part."""
 SETS = {"documents": LENGTHS, "whole rows": [[32]] * ROWS, "long": LONG}
 MODELS: dict[str, dict[str, Any]] = {
     "grouped": {},
@@ -73,7 +76,15 @@ def batches(step: int, lengths: Sequence[Sequence[int]], parts: int, world: Worl
     share = len(lengths) // world.readers
     first = world.reader * share
     ends = [first + share] if parts == 1 else [first + 1, first + share]
-    return [cut(whole, a, b) for a, b in zip([first, *ends], ends, strict=False)]
+    return [at_random(cut(whole, a, b), world) for a, b in zip([first, *ends], ends, strict=False)]
+
+
+def at_random(batch: Batch, world: World) -> Batch:
+    """Deal chunks by chance: whoever has which, the results are the same."""
+    order = torch.randperm(
+        batch.input_ids.numel() // CHUNK, generator=torch.Generator().manual_seed(3)
+    )
+    return replace(batch, dealt=order.view(world.sharers, -1).sort(1).values)
 
 
 def three_steps(module: TransformerTrainModule, data: str = "documents", parts: int = 1) -> Trained:
@@ -156,7 +167,7 @@ def _logits(module: TransformerTrainModule, batch: Batch) -> tuple[Tensor, Tenso
 def _apart(world: World, exchange: str) -> dict[str, Any]:
     """Logits of this rank's tokens, and which of them another first document changes."""
     module = build("fsdp", world=world, model=of("window"), **context(world.size, exchange))
-    batch = make_batch(LONG, vocab_size=8, seed=1)
+    batch = at_random(make_batch(LONG, vocab_size=8, seed=1), module.world)
     own, logits = _logits(module, batch)
     ids = batch.input_ids.clone()
     ids[0, :150] = (ids[0, :150] + 1) % 8
@@ -192,17 +203,17 @@ def _resumed(world: World, folder: Path) -> dict[str, Any]:
 
     module = fresh()
     loaded = load(module, "one")
-    from_one = train(module, [ROWS], steps=[3, 4])
-    whole = train(fresh(), [ROWS], steps=[1, 2, 3, 4])
+    from_one = train(module, BY_ROW, steps=[3, 4])
+    whole = train(fresh(), BY_ROW, steps=[1, 2, 3, 4])
     module = fresh()
-    train(module, [ROWS], steps=[1, 2])
+    train(module, BY_ROW, steps=[1, 2])
     dcp.save(module.state_dict(), checkpoint_id=folder / f"cp{world.size}")
     module = fresh()
     with torch.no_grad():
         for parameter in module.model.parameters():
             parameter.zero_()
     load(module, f"cp{world.size}")
-    rest: Run = train(module, [ROWS], steps=[3, 4])
+    rest: Run = train(module, BY_ROW, steps=[3, 4])
     return {
         "loaded": loaded,
         "losses": from_one.losses,

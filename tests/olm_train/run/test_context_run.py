@@ -30,6 +30,8 @@ pytestmark = [
 ]
 
 CP = "--train_module.cp_config={degree: 2}"
+BY_ROW = "--train_module.rank_microbatch_size=32"
+"""A rank has a part of each row."""
 LEDGER = "--trainer.callbacks.loss_ledger.enabled=true"
 
 
@@ -40,11 +42,11 @@ def stop(step: int) -> str:
 def train_rank(lock: Path, folder: Path) -> dict[str, str]:
     """All runs of one rank, and what was refused, by callback."""
     world = group_world()
-    build_trainer(lock, folder / "shared", CP, LEDGER, world=world).fit()
+    build_trainer(lock, folder / "shared", CP, BY_ROW, LEDGER, world=world).fit()
     for step in (6, STEPS):
-        build_trainer(lock, folder / "in two", CP, stop(step), world=world).fit()
-    build_trainer(lock, folder / "from one", CP, world=world).fit()
-    build_trainer(lock, folder / "to one", CP, stop(6), world=world).fit()
+        build_trainer(lock, folder / "in two", CP, BY_ROW, stop(step), world=world).fit()
+    build_trainer(lock, folder / "from one", CP, BY_ROW, world=world).fit()
+    build_trainer(lock, folder / "to one", CP, BY_ROW, stop(6), world=world).fit()
     refused = {}
     for name, option in (
         ("gradient_noise_scale", "enabled=true"),
@@ -53,12 +55,12 @@ def train_rank(lock: Path, folder: Path) -> dict[str, str]:
     ):  # fmt: skip
         callback = f"--trainer.callbacks.{name}{'.' if '=' in option else '='}{option}"
         try:
-            build_trainer(lock, folder / name, CP, stop(2), callback, world=world).fit()
+            build_trainer(lock, folder / name, CP, BY_ROW, stop(2), callback, world=world).fit()
         except UsageError as error:
             refused[name] = str(error)
     shorter = "{min_sequence_length: 16, warmup_steps: 4}"
     option = f"--trainer.callbacks.sequence_length_scheduler={shorter}"
-    build_trainer(lock, folder / "shorter", CP, stop(6), option, world=world).fit()
+    build_trainer(lock, folder / "shorter", CP, BY_ROW, stop(6), option, world=world).fit()
     return refused
 
 
