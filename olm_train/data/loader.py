@@ -196,6 +196,9 @@ class DataLoader(DataLoaderBase):
             UsageError: which size, and the nearest that would do.
         """
         unit = self.world_size * self.rank_microbatch_size
+        who = f"{self.world_size} ranks"
+        if self._dealing is not None:
+            who = f"{self.world_size} times {self._dealing.degree} ranks that share them"
         for steps, size in self.batch_sizes.of_one_size(range(first, max(first + 1, self.steps))):
             if size % unit:
                 since = f" from step {steps.start + 1:,}" if self.batch_sizes.changes else ""
@@ -203,7 +206,7 @@ class DataLoader(DataLoaderBase):
                 near = " or ".join(f"{v:,}" for v in (low, low + unit) if v)
                 raise UsageError(
                     f"global_batch_size {size:,}{since} does not divide into micro-batches of "
-                    f"{self.rank_microbatch_size:,} tokens on {self.world_size} ranks",
+                    f"{self.rank_microbatch_size:,} tokens on {who}",
                     fix=f"set global_batch_size to {near}{since}, or change rank_microbatch_size",
                 )
 

@@ -304,6 +304,12 @@ class RunConfig(Config):
         largest = max(self.data_loader.global_batch_size, *sizes, 0)
         return largest // (self.train_module.rank_microbatch_size * readers)
 
+    @property
+    def dealing(self) -> Dealing | None:
+        """How ranks share micro-batches; None: they do not."""
+        context = self.train_module.cp_config
+        return None if context is None else Dealing(context.degree, self.model.windows)
+
     def on_device(self, capability: Capability) -> tuple[RunConfig, dict[str, str]]:
         """Return the configuration with what `auto` stands for there, each choice with its why."""
         model, module, why = resolve(self.model, self.train_module, capability)
@@ -340,7 +346,7 @@ class RunConfig(Config):
             rank_microbatch_size=config.train_module.rank_microbatch_size,
             world=world,
             place=mesh.place(world.rank),
-            dealing=Dealing(mesh.cp, config.model.windows) if mesh.cp > 1 else None,
+            dealing=config.dealing,
         )
         module = TransformerTrainModule(
             config.train_module, config.model, seed=config.seed, world=world, init=False

@@ -73,7 +73,10 @@ def describe(
     if (context := config.train_module.cp_config) is not None:
         require_tokens_alone(context, build_decoder(config.model, device="meta"))
     loader = config.data_loader.build(
-        rank_microbatch_size=microbatch, world=World(), place=mesh.place(0)
+        rank_microbatch_size=microbatch,
+        world=World(),
+        place=mesh.place(0),
+        dealing=config.dealing,
     )
     scheduler = config.trainer.callbacks.batch_size_scheduler
     if scheduler is not None and scheduler.enabled:

@@ -156,6 +156,17 @@ def four_checks(folder: str) -> dict[Any, Any]:
     return results
 
 
+def compiled_checks() -> dict[str, Trained]:
+    """Runs of compiled blocks, with a window and without."""
+    world = World(rank=dist.get_rank(), size=dist.get_world_size())
+    return {
+        exchange: three_steps(
+            build(world=world, model=of("window"), **context(2, exchange, compile_model=True))
+        )
+        for exchange in EXCHANGES
+    }
+
+
 def _logits(module: TransformerTrainModule, batch: Batch) -> tuple[Tensor, Tensor]:
     """Places of this rank's tokens, and their logits."""
     (share,) = module._shares([batch])

@@ -26,6 +26,7 @@ from support.context_ranks import (
     Trained,
     all_checks,
     batches,
+    compiled_checks,
     four_checks,
     of,
     three_steps,
@@ -134,6 +135,14 @@ def test_families_follow_one_rank(family: str, exchange: str, four: Ranks) -> No
         assert_alike(rank[family, exchange], expected)
 
 
+@pytest.mark.slow
+def test_compiled_blocks_follow_one_rank(folder: Path) -> None:
+    expected = three_steps(build(model=of("window")))
+    for rank in run_ranks(compiled_checks, 2):
+        for exchange in EXCHANGES:
+            assert rank[exchange].losses == pytest.approx(expected.losses, rel=1e-5)
+
+
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_document_is_no_function_of_another_one(exchange: str, ranks: Ranks) -> None:
     found = [rank["apart", exchange] for rank in ranks]
@@ -232,6 +241,11 @@ def test_the_world_reads_what_the_mesh_says(
     world, place = World(rank=rank, size=mesh.size, sharers=mesh.cp), mesh.place(rank)
     assert (world.reader, world.readers) == (place.reader, place.readers)
     assert world.speaks == (mesh.group(rank, "cp")[0] == rank)
+    first, last = sorted(data.draw(st.tuples(*[st.integers(0, mesh.size - 1)] * 2)))
+    near = replace(world, neighbours=range(first, last + 1)).near_readers
+    assert near is not None
+    assert {*near} == {mesh.place(other).reader for other in range(first, last + 1)}
+    assert world.near_readers is None
 
 
 def test_degrees_that_do_not_divide_are_refused_with_those_that_do() -> None:

@@ -148,6 +148,8 @@ def test_a_dry_run_counts_readers(tiny_mixture: Path, tmp_path: Path) -> None:
     size = "--data_loader.global_batch_size=512"
     assert "4 ranks, 2 to a micro-batch, x 2 micro-batches of 128 tokens" in said(size, CP)
     assert "4 ranks x 1 micro-batch of 128 tokens" in said(size)
+    with pytest.raises(UsageError, match="on 2 times 2 ranks that share them"):
+        said("--data_loader.global_batch_size=384", CP)
     with pytest.raises(UsageError, match="degree 2 does not divide the 3 ranks"):
         said(CP, ranks=3)
     with pytest.raises(UsageError, match="heads of keys"):
