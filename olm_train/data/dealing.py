@@ -108,8 +108,8 @@ def require_equal_parts(tokens: int, degree: int) -> None:
             f"{degree} ranks cannot have as many tokens each of a micro-batch of {tokens:,}",
             where="train_module.cp_config.degree",
             why="rows are neither padded nor cut short",
-            fix=f"let rank_microbatch_size be {near}, a multiple of the mixture's sequence length; "
-            "or set a degree that divides it",
+            fix="set a degree that divides it; or let rank_microbatch_size be a multiple of "
+            f"{degree} (next to it {near}) and of the mixture's sequence length",
         )
 
 

@@ -87,7 +87,7 @@ def test_chunks_are_no_smaller_than_they_have_to_be() -> None:
     assert deal(np.arange(0, 8193, 64, dtype=np.int32), 4).shape == (4, 2)
 
 
-@pytest.mark.parametrize(("tokens", "near"), [(64, "be 63 or 66,"), (2, "be 3,")])
+@pytest.mark.parametrize(("tokens", "near"), [(64, "(next to it 63 or 66)"), (2, "(next to it 3)")])
 def test_tokens_that_ranks_cannot_have_in_equal_parts_are_refused(tokens: int, near: str) -> None:
     with pytest.raises(UsageError, match=f"3 ranks cannot have as many .* {tokens}") as error:
         deal(np.array([0, tokens], np.int32), 3)
