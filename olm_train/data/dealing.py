@@ -71,7 +71,7 @@ def deal(
     tokens = int(cu_seqlens[-1])
     require_equal_parts(tokens, degree)
     each = tokens // degree
-    counts = [k for k in range(2, each + 1) if each % k == 0 and (k == 2 or each // k >= least)]
+    counts = [k for k in range(2, max(2, each // least) + 1) if each % k == 0]
     best, lowest = np.arange(degree, dtype=np.int64)[:, None], np.inf
     for count in counts or [1]:
         pairs = pairs_of_chunks(cu_seqlens, each // count, windows)
