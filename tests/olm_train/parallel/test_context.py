@@ -136,7 +136,7 @@ def test_families_follow_one_rank(family: str, exchange: str, four: Ranks) -> No
 
 
 @pytest.mark.slow
-def test_compiled_blocks_follow_one_rank(folder: Path) -> None:
+def test_compiled_blocks_follow_one_rank() -> None:
     expected = three_steps(build(model=of("window")))
     for rank in run_ranks(compiled_checks, 2):
         for exchange in EXCHANGES:
