@@ -68,7 +68,8 @@ class GradientStep(TrainModule):
     """A train module that lacks `_counted` and `_loss_of`, evaluation and state.
 
     A class derived from it sets what is annotated here, and gives each group of the optimiser its
-    "peak_lr". `_peak` is that of the rate that is logged; None: the highest.
+    "peak_lr". `_peak` is that of the rate that is logged; None: the highest. `_reduce_each`: gradients
+    are reduced after each micro-batch.
     """
 
     _forward: nn.Module
@@ -78,6 +79,7 @@ class GradientStep(TrainModule):
     _scaling: LRScaling = LRScaling.none
     _max_grad_norm: float | None
     _peak: float | None = None
+    _reduce_each: bool = False
 
     @abstractmethod
     def _counted(self, batches: Sequence[Any]) -> Counted:
@@ -160,7 +162,8 @@ class GradientStep(TrainModule):
         terms = LossTerms(self.model, self.world)
         with self._passes(step) as settle:
             for i, batch in enumerate(micro):
-                with gradient_sync(self._forward, last=i == len(micro) - 1):
+                last = i == len(micro) - 1
+                with gradient_sync(self._forward, last=last, each=self._reduce_each):
                     part = self._loss_of(batch, divisor, terms)
                     part.total.backward()
                 if self.watch_losses is not None and part.by_label is not None:

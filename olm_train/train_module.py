@@ -116,6 +116,7 @@ class TransformerTrainModule(GradientStep):
         self._guard = getattr(self.optimizer, "guard", None)
         self._scheduler, self._scaling = config.scheduler, config.lr_batch_scaling
         self._max_grad_norm, self._peak = config.max_grad_norm, config.optim.lr
+        self._reduce_each = config.dp_config.reduce_each_microbatch
         self.experts = ExpertBalance.of(self.model, world)
         self._gate = FiniteGate(config.non_finite, world.device)
         if weights is not None:

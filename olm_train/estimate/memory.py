@@ -123,8 +123,8 @@ class TrainingTensors:
             reshard_after_forward: FSDP frees a block's whole weights between its forward and
                 backward; a number: keeps them cut over so many ranks.
             offload: weights, gradients and optimiser state live in the host's memory.
-            accumulates: several micro-batches a step: each rank sums whole gradients until the
-                last one, where they are exchanged and cut.
+            accumulates: each rank sums whole gradients of several micro-batches until the last one
+                of a step, where they are exchanged and cut.
             keys: keys of a layer, and values, for each token: those of other ranks too.
         """
         model, size = self.model, _ITEMSIZE[param_dtype]
@@ -214,7 +214,7 @@ def memory_of_step(
         param_dtype=dp.param_dtype,
         reshard_after_forward=dp.reshard_after_forward,
         offload=dp.cpu_offload and world_size > 1,
-        accumulates=micro_batches > 1,
+        accumulates=micro_batches > 1 and not dp.reduce_each_microbatch,
     )
 
 

@@ -106,7 +106,9 @@ def choose(
     need = need_of_decoder(
         model, module, machine, sequence_length=sequence_length, micro_batches=micro_batches
     )
-    ways = candidates(machine, module.dp_config, sharers=module.sharers)
+    ways = candidates(
+        machine, module.dp_config, sharers=module.sharers, accumulates=micro_batches > 1
+    )
     chosen, lines = cheapest(goal, machine, ways, need)
     return chosen, [f"parallel: {goal}: {lines[0]}", *lines[1:]]
 
@@ -181,12 +183,15 @@ def cheapest(
     return chosen[2], lines
 
 
-def candidates(machine: Machine, given: DataParallelConfig, *, sharers: int = 1) -> Ways:
+def candidates(
+    machine: Machine, given: DataParallelConfig, *, sharers: int = 1, accumulates: bool = False
+) -> Ways:
     """Return ways to share the weights, in words and as options, least exchange first.
 
     Args:
         given: its dtypes are kept.
         sharers: ranks that share a micro-batch, and a copy of the weights too if those are cut.
+        accumulates: whether a step has several micro-batches.
     """
     found: list[tuple[str, dict[str, Any]]] = []
     if given.reduce_dtype == "float32":  # ddp sums in nothing else
@@ -204,8 +209,11 @@ def candidates(machine: Machine, given: DataParallelConfig, *, sharers: int = 1)
             ("fsdp: cut over all ranks, kept from forward to backward",
              {"name": "fsdp", "reshard_after_forward": False}),
         )  # fmt: skip
-    found += [
-        ("fsdp: cut over all ranks", {"name": "fsdp", "prefetch_factor": 1}),
-        ("fsdp: cut over all ranks, in the host's memory", {"name": "fsdp", "cpu_offload": True}),
-    ]
+    fsdp: dict[str, Any] = {"name": "fsdp", "prefetch_factor": 1}
+    found.append(("fsdp: cut over all ranks", fsdp))
+    each = {"reduce_each_microbatch": True} if accumulates else {}
+    if accumulates:
+        found.append(("fsdp: cut over all ranks, gradients at each micro-batch", fsdp | each))
+    offloaded = {"name": "fsdp", "cpu_offload": True} | each
+    found.append(("fsdp: cut over all ranks, in the host's memory", offloaded))
     return [(what, replace(given, **options)) for what, options in found]

@@ -138,14 +138,18 @@ def spread(
 
 
 @contextmanager
-def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
+def gradient_sync(model: nn.Module, *, last: bool, each: bool = False) -> Iterator[None]:
     """Around forward and backward of one micro-batch: exchange gradients only if it is the last.
 
     Until then each process sums its own, in fp32. With HSDP that holds for both exchanges, the
     reduce-scatter inside a replica and the all-reduce between replicas.
+
+    Args:
+        each: FSDP2: reduce-scatter those of each micro-batch, and sum what is at home here.
     """
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(last)
+        model.set_requires_gradient_sync(last or each)
+        model.set_requires_all_reduce(last)
         model.set_is_last_backward(last)
         yield
     elif isinstance(model, DistributedDataParallel) and not last:

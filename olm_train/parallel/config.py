@@ -78,6 +78,9 @@ class DataParallelConfig(Config):
         prefetch_factor: fsdp, hsdp: blocks whose weights are asked for while another one
             computes; 0: the one that comes next, as late as that works. Of a model of one's own:
             the modules that are cut over the ranks by themselves, in the order it has them.
+        reduce_each_microbatch: fsdp, hsdp: gradients are summed over the ranks of a copy, and cut,
+            after each micro-batch; false: after the last one of a step, and until then each rank
+            holds whole ones. Less memory, more exchange, the sums in another order.
         cpu_offload: fsdp, hsdp: weights, gradients and optimiser state live in the host's memory,
             where the optimiser steps; at least two ranks.
     """
@@ -89,6 +92,7 @@ class DataParallelConfig(Config):
     shard_degree: Annotated[PositiveInt | None, _REPLICAS] = None
     reshard_after_forward: Annotated[bool | Annotated[int, Meta(ge=2)], _SHARDED] = True
     prefetch_factor: Annotated[NonNegativeInt, _SHARDED] = 0
+    reduce_each_microbatch: Annotated[bool, _SHARDED] = False
     cpu_offload: Annotated[bool, _SHARDED] = False
 
     @property

@@ -43,6 +43,11 @@ def all_checks(folder: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
     replicas = build("hsdp", world=world, sharing={"num_replicas": 2})
     results["hsdp", "uneven"] = train(replicas, MICRO_BATCHES["uneven"])
+    for strategy, sharing in (("fsdp", {}), ("hsdp", {"num_replicas": 2})):
+        each = sharing | {"reduce_each_microbatch": True}
+        module = build(strategy, world=world, sharing=each)
+        results[strategy, "each"] = train(module, MICRO_BATCHES["by row"])
+        results[strategy, "each traffic"] = _traffic(strategy, world, sharing=each)
     for strategy in ("fsdp", "ddp"):
         for name, rows in MICRO_BATCHES.items():
             results[strategy, name] = train(build(strategy, world=world), rows)

@@ -97,7 +97,7 @@ class BasicTrainModule(GradientStep):
         refuse_unfit(model, loss)
         self.world, self.model, self.loss = world or World(), model, loss
         self._scheduler, self._max_grad_norm = scheduler or Constant(), max_grad_norm
-        self._seed = seed
+        self._seed, self._reduce_each = seed, dp_config.reduce_each_microbatch
         before = names_of(model)
         inner = units(model, wrap_classes, min_num_params)
         self._forward = spread(model, dp_config, self.world, inner)

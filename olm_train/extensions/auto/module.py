@@ -162,7 +162,8 @@ def need_of_any(
         alone = devices.world_size == 1
         shards = config.mesh(devices.world_size, devices.nodes).dp_shard
         own = 0 if config.cpu_offload and not alone else (weights + MOMENTS * trained) / shards
-        gradients = trained if micro_batches > 1 else trained / shards
+        whole = micro_batches > 1 and not config.reduce_each_microbatch
+        gradients = trained if whole else trained / shards
         gathered = 0
         if shards > 1:
             rest = max(weights - sum(inside), 0)

@@ -48,7 +48,7 @@ def test_metric_names_are_what_runs_have_written_so_far() -> None:
         "left out", "truncated", "ties", "downstream/", "train/instances",
         "throughput/instances per second", "merged/", "watched/step",
         "experts/", "experts/load max over mean", "experts/load entropy",
-        "experts/without tokens", "experts/bias norm", "train/router Z loss",
+        "experts/without tokens", "experts/bias norm", "experts/dropped", "train/router Z loss",
     }  # fmt: skip
     assert metric_names.lr_of_group(1) == "optim/lr (group 1)"
 

@@ -84,6 +84,31 @@ def test_gradients_that_are_accumulated_are_counted_whole() -> None:
         for n in (1, 2)
     ]
     assert sizes[1] == 4 * MODEL.num_params > 3.5 * sizes[0]
+    each = replace(MODULE, dp_config=DataParallelConfig(reduce_each_microbatch=True))
+    found = memory_of_step(MODEL, each, sequence_length=32, world_size=4, micro_batches=2)
+    assert found.gradients == sizes[0]
+
+
+def test_gradients_are_reduced_at_each_micro_batch_where_whole_ones_do_not_fit() -> None:
+    machine = Machine(world_size=8, nodes=1, memory=10**9)
+
+    def taken(memory: int, micro_batches: int) -> DataParallelConfig:
+        config, _ = choose(
+            Goal.speed,
+            MODEL,
+            MODULE,
+            replace(machine, memory=memory),
+            sequence_length=32,
+            micro_batches=micro_batches,
+        )
+        return config
+
+    dp_config = replace(MODULE.dp_config, prefetch_factor=1, reduce_each_microbatch=True)
+    each = replace(MODULE, dp_config=dp_config)
+    need = memory_of_step(MODEL, each, sequence_length=32, world_size=8, micro_batches=2).total
+    assert taken(round(need / ROOM[Goal.speed]) + 1, 2) == each.dp_config
+    assert not taken(round(need / ROOM[Goal.speed]) + 1, 1).reduce_each_microbatch
+    assert not taken(10**9, 2).reduce_each_microbatch
 
 
 def test_a_run_takes_the_choice_and_a_dry_run_explains_it(tiny_mixture: Path) -> None:

@@ -127,6 +127,24 @@ def test_gradients_are_exchanged_at_the_last_micro_batch_only(
     assert calls("ddp", "allreduce") == 3
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "hsdp"])
+def test_gradients_reduced_at_each_micro_batch_are_those_of_the_step(
+    strategy: str, single: Run, ranks: list[dict[Any, Any]]
+) -> None:
+    first, second = (rank[strategy, "each"] for rank in ranks)
+    assert digest(first.weights) == digest(second.weights)
+    assert first.losses == pytest.approx(single.losses, rel=1e-5)
+    assert first.norms == pytest.approx(single.norms, rel=1e-4)
+    traffic, parameters = ranks[0][strategy, "each traffic"], MODEL.n_layers + 1
+    calls = {
+        kind: sum(count for name, count in traffic.items() if kind in name)
+        for kind in ("reduce_scatter", "allreduce")
+    }
+    # Copies, here of one rank each, exchange at the last of four; counts and loss are summed too.
+    expected = (4 * parameters, 2) if strategy == "fsdp" else (0, parameters + 2)
+    assert (calls["reduce_scatter"], calls["allreduce"]) == expected
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_loss_in_chunks_follows_one_rank_and_exchanges_nothing_more(
     strategy: str, single: Run, ranks: list[dict[Any, Any]]
