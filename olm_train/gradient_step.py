@@ -68,8 +68,8 @@ class GradientStep(TrainModule):
     """A train module that lacks `_counted` and `_loss_of`, evaluation and state.
 
     A class derived from it sets what is annotated here, and gives each group of the optimiser its
-    "peak_lr". `_peak` is that of the rate that is logged; None: the highest. `_reduce_each`: gradients
-    are reduced after each micro-batch.
+    "peak_lr". `_peak` is that of the rate that is logged; None: the highest. `_reduce_each`:
+    gradients are reduced after each micro-batch.
     """
 
     _forward: nn.Module
