@@ -92,6 +92,10 @@ class GradientStep(TrainModule):
         """Around the forward and backward passes; gives what is called with `blocked` then."""
         yield lambda blocked: None
 
+    def _watched(self, batch: Any, by_label: Tensor) -> tuple[Any, Tensor]:
+        """Return what `watch_losses` is called with; every rank calls it."""
+        return batch, by_label
+
     def _stepped(self, left_out: Tensor) -> Mapping[str, Tensor]:
         """Do what is done once a step, and return its metrics; every rank calls it.
 
@@ -160,7 +164,7 @@ class GradientStep(TrainModule):
                     part = self._loss_of(batch, divisor, terms)
                     part.total.backward()
                 if self.watch_losses is not None and part.by_label is not None:
-                    self.watch_losses(batch, part.by_label)
+                    self.watch_losses(*self._watched(batch, part.by_label))
                 for name, value in part.logged.items():
                     sums[name] += value
         losses = {name: self.world.sum(value) for name, value in sums.items()}

@@ -7,6 +7,7 @@ their number: how evenly they fall on ranks and micro-batches does not matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from olm_data.run_log.metric_names import (
     Z_LOSS,
 )
 from olm_train.data.batch import AnyBatch, Batch, check_ids
+from olm_train.data.dealing import Dealing, Share, digest_of
 from olm_train.distributed.world import World
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.flops import attention_pairs, num_flops_per_token
@@ -41,6 +43,7 @@ from olm_train.model.shards import assign
 from olm_train.model.weights_folder import kept
 from olm_train.optim.state import make_room, state_of
 from olm_train.parallel.apply import parallelize, reshard
+from olm_train.parallel.context import ContextParallel
 from olm_train.stability.gate import FiniteGate
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
@@ -61,7 +64,8 @@ class TransformerTrainModule(GradientStep):
             not at all where a state is loaded.
 
     Attributes:
-        config, seed, world: as given, `auto` replaced by what it is on this device.
+        config, seed, world: as given, `auto` replaced by what it is on this device; the world knows
+            which ranks share micro-batches.
         model: the decoder, its parameters possibly sharded.
         optimizer: over the parameters of `model`.
         loss: the loss that was chosen.
@@ -83,6 +87,8 @@ class TransformerTrainModule(GradientStep):
         shape = model.config if isinstance(model, Decoder) else model
         shape, config, _ = resolve(shape, config, Capability.of(world.device))
         compiling = config.compile_model is True
+        mesh = config.mesh(world.size, world.nodes)
+        world = replace(world, sharers=mesh.cp)
         self.config, self.seed, self.world = config, seed, world
         self._has_weights = False
         torch.set_float32_matmul_precision(config.float32_matmul_precision)
@@ -92,10 +98,15 @@ class TransformerTrainModule(GradientStep):
         self._loss = self.loss.build()
         weights = None if given is None else given.emptied(shape)
         self.model: Decoder = given or build_decoder(shape, device="meta", dtype=torch.float32)
+        self._context: ContextParallel | None = None
+        if config.cp_config is not None:
+            self._context = ContextParallel(config.cp_config, self.model, mesh, world)
+        self._compared = self._context is None
         self._forward = parallelize(
             self.model,
             config.dp_config,
             world,
+            cp=mesh.cp,
             checkpointing=config.ac_config,
             compiling=config.compile_config if compiling else None,
         )
@@ -143,7 +154,7 @@ class TransformerTrainModule(GradientStep):
             self._has_weights = True
 
     def _counted(self, batches: Sequence[Batch | AnyBatch]) -> Counted:
-        micro = [self._batch(batch) for batch in batches]
+        micro = self._shares(batches)
         if self.experts is not None:
             self.experts.begin(micro, self._expert_counts)
         return Counted(
@@ -171,6 +182,31 @@ class TransformerTrainModule(GradientStep):
             logged[Z_LOSS] = sums.z / divisor
         logged |= {name: term.detach() for name, term in balance.items()}
         return MicroLoss(sum(balance.values(), sums.total / divisor), logged, sums.by_label)
+
+    def _shares(self, batches: Sequence[Batch | AnyBatch]) -> list[Batch]:
+        """Return the micro-batches on the device; where ranks share them, this one's tokens."""
+        context = self._context
+        if context is None:
+            return [self._batch(batch) for batch in batches]
+        deal = Dealing(context.config.degree, self.model.config.windows)
+        whole = [self._batch(deal(Batch.of(batch))) for batch in batches]
+        if not self._compared:
+            context.require_same_rows(digest_of(whole))
+            self._compared = True
+        return [Share.take(batch, context.rank, self._contexts) for batch in whole]
+
+    def _contexts(self, share: Share) -> Sequence[Any]:
+        assert self._context is not None
+        whole = share.whole
+        return self._context.contexts(
+            share.places, whole.input_ids, whole.doc_start, whole.cu_seqlens, whole.max_seqlen
+        )
+
+    def _watched(self, batch: Batch, by_label: Tensor) -> tuple[Batch, Tensor]:
+        if self._context is None or not isinstance(batch, Share):
+            return batch, by_label
+        exchange = self._context.exchange(batch.places, batch.whole.input_ids.shape)
+        return batch.whole, exchange.collect(by_label)
 
     @torch.no_grad()
     def _expert_counts(self, batch: Batch) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from olm_data.config.convert import Config
 from olm_data.config.hints import Needs, Parts, PositiveFloat
+from olm_train.data.dealing import require_equal_parts
 from olm_train.model.loss_config import LossConfig, OwnLoss
 from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
@@ -16,7 +17,8 @@ from olm_train.optim.schedule import AnySchedule, Constant
 from olm_train.optim.schedule_base import LRScaling, Schedule
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.compiling import CompileConfig
-from olm_train.parallel.config import DataParallelConfig
+from olm_train.parallel.config import ContextParallelConfig, DataParallelConfig
+from olm_train.parallel.mesh import Mesh
 from olm_train.stability.gate import NonFinite
 
 
@@ -26,7 +28,7 @@ class TransformerTrainModuleConfig(Config):
 
     Attributes:
         rank_microbatch_size: tokens a rank takes through forward and backward at once; a multiple
-            of the mixture's sequence length.
+            of the mixture's sequence length. With cp_config its `degree` ranks together.
         optim: the optimiser.
         scheduler: learning-rate schedule; default: the peak rate throughout.
         lr_batch_scaling: how the learning rate grows with the batch of a [batch-size
@@ -34,6 +36,8 @@ class TransformerTrainModuleConfig(Config):
             that for gradient descent; or `none`: not.
         max_grad_norm: gradients are scaled down to this global 2-norm; null: never.
         dp_config: data parallelism and precision.
+        cp_config: context parallelism: several ranks [share each
+            micro-batch](../how-to/train-long-rows.md). Default: none do.
         loss: cross entropy, its implementation and the z-loss.
         ac_config: activation checkpointing.
         compile_model: `torch.compile` for each block, static shapes, and for the loss if
@@ -56,6 +60,7 @@ class TransformerTrainModuleConfig(Config):
     lr_batch_scaling: LRScaling = LRScaling.sqrt
     max_grad_norm: PositiveFloat | None = 1.0
     dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
+    cp_config: ContextParallelConfig | None = None
     loss: Annotated[LossConfig, Parts(OwnLoss, "olm_train.losses")] = field(
         default_factory=LossConfig
     )
@@ -70,3 +75,14 @@ class TransformerTrainModuleConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.ac_config.check(compiling=bool(self.compile_model))
+        if self.cp_config is not None:
+            require_equal_parts(self.rank_microbatch_size, self.cp_config.degree)
+
+    @property
+    def sharers(self) -> int:
+        """Ranks that share a micro-batch."""
+        return 1 if self.cp_config is None else self.cp_config.degree
+
+    def mesh(self, world_size: int, nodes: int = 1) -> Mesh:
+        """Return which rank of a run does what; see `DataParallelConfig.mesh`."""
+        return self.dp_config.mesh(world_size, nodes, cp=self.sharers)

@@ -121,6 +121,13 @@ class SequenceLengthSchedulerCallback(Callback):
                 where=f"trainer.callbacks.{NAME}.min_sequence_length",
             )
         if self.truncate:
+            if self.trainer.world.sharers > 1:
+                raise UsageError(
+                    "rows cannot be truncated where ranks share them (train_module.cp_config)",
+                    where=f"trainer.callbacks.{NAME}.truncate",
+                    why="what is left may not divide into equal parts",
+                    fix="leave truncate out: the rows are cut into shorter ones",
+                )
             return
         for length in lock.sequence_lengths:
             parts, rest = divmod(length, self.min_sequence_length)

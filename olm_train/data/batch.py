@@ -39,6 +39,8 @@ class Batch:
         max_seqlen: S, the longest a piece can be.
         rows: int64 [b]; global row ids of the schedule (-1 for a row of padding). Rows that are
             parts of the same row of the schedule have its id.
+        dealt: int64 [degree, k]; where several ranks share the micro-batch, the chunks of each, see
+            `dealing.deal`. None: not dealt.
     """
 
     input_ids: Tensor
@@ -46,6 +48,7 @@ class Batch:
     cu_seqlens: Tensor
     max_seqlen: int
     rows: Tensor
+    dealt: Tensor | None = None
 
     @property
     def doc_start(self) -> Tensor:

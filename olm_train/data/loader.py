@@ -45,6 +45,7 @@ from olm_data.rows.cache_plan import CacheOptions
 from olm_data.rows.reader import DatasetRows, RowReader
 from olm_train.data.base import DataLoaderBase
 from olm_train.data.batch import Batch
+from olm_train.data.dealing import Dealing
 from olm_train.data.lock_words import describe_lock, lock_difference
 from olm_train.data.prefetch import Prefetcher
 
@@ -72,6 +73,7 @@ class DataLoader(DataLoaderBase):
         skip: ranges [first, one past the last] of global rows that are left out.
         cache: where whole shards of remote datasets go; None: remote rows are read one by one.
         neighbours: the ranks of this machine, which share the cache; default: this one.
+        dealing: how ranks that read the same slice share its micro-batches; None: none do.
 
     Attributes:
         step: steps handed out so far.
@@ -104,8 +106,10 @@ class DataLoader(DataLoaderBase):
         skip: Sequence[Sequence[int]] = (),
         cache: CacheOptions | None = None,
         neighbours: range | None = None,
+        dealing: Dealing | None = None,
     ) -> None:
         _check_rank(rank, world_size)
+        self._dealing = dealing
         self._neighbours = range(rank, rank + 1) if neighbours is None else neighbours
         if cache is not None:
             cache = replace(cache, ranks=len(self._neighbours))
@@ -192,6 +196,9 @@ class DataLoader(DataLoaderBase):
             UsageError: which size, and the nearest that would do.
         """
         unit = self.world_size * self.rank_microbatch_size
+        who = f"{self.world_size} ranks"
+        if self._dealing is not None:
+            who = f"{self.world_size} times {self._dealing.degree} ranks that share them"
         for steps, size in self.batch_sizes.of_one_size(range(first, max(first + 1, self.steps))):
             if size % unit:
                 since = f" from step {steps.start + 1:,}" if self.batch_sizes.changes else ""
@@ -199,7 +206,7 @@ class DataLoader(DataLoaderBase):
                 near = " or ".join(f"{v:,}" for v in (low, low + unit) if v)
                 raise UsageError(
                     f"global_batch_size {size:,}{since} does not divide into micro-batches of "
-                    f"{self.rank_microbatch_size:,} tokens on {self.world_size} ranks",
+                    f"{self.rank_microbatch_size:,} tokens on {who}",
                     fix=f"set global_batch_size to {near}{since}, or change rank_microbatch_size",
                 )
 
@@ -216,7 +223,9 @@ class DataLoader(DataLoaderBase):
             self._reader,
             self._steps,
             range(self.step, self.steps),
-            Slice(self._microbatch_rows, self.rank, self.world_size, self._neighbours),
+            Slice(
+                self._microbatch_rows, self.rank, self.world_size, self._neighbours, self._dealing
+            ),
             self.phases(),
             pin=self.device is not None and self.device.type == "cuda",
         )
@@ -421,13 +430,15 @@ class Slice:
     Attributes:
         microbatch_rows: rows of a micro-batch.
         rank, world_size: it reads the rank-th of so many equal parts of each step.
-        neighbours: the ranks of its machine.
+        neighbours: which parts the ranks of its machine read.
+        dealing: how several ranks share a micro-batch.
     """
 
     microbatch_rows: int
     rank: int
     world_size: int
     neighbours: range
+    dealing: Dealing | None = None
 
 
 def read_steps(
@@ -454,6 +465,8 @@ def read_steps(
                 Batch.from_rows(windows.read(i, i + size, parts))
                 for i in range(begin, begin + per_rank, size)
             ]
+            if part.dealing is not None:
+                batches = [part.dealing(batch) for batch in batches]
             yield [batch.pin_memory() for batch in batches] if pin else batches
 
 

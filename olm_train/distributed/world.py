@@ -42,6 +42,7 @@ class World:
         control_group: gloo group of the agreement on preemption, None at size 1.
         exchange_group: gloo group of the other small exchanges, None at size 1.
         store: key-value store of the ranks, None at size 1.
+        sharers: ranks, numbered one after another, that read the same rows and share their tokens.
     """
 
     rank: int = 0
@@ -51,6 +52,7 @@ class World:
     control_group: dist.ProcessGroup | None = None
     exchange_group: dist.ProcessGroup | None = None
     store: dist.Store | None = None
+    sharers: int = 1
 
     @classmethod
     def start(
@@ -99,6 +101,27 @@ class World:
     def main(self) -> bool:
         """Whether this is rank 0, the one that prints and writes the files of the run."""
         return self.rank == 0
+
+    @property
+    def reader(self) -> int:
+        """Which of the `readers` parts of each step this rank reads."""
+        return self.rank // self.sharers
+
+    @property
+    def readers(self) -> int:
+        """Number of equal parts of each step that ranks read."""
+        return self.size // self.sharers
+
+    @property
+    def near_readers(self) -> range | None:
+        """The parts of each step that ranks of this machine read; None where it is not known."""
+        near = self.neighbours
+        return near and range(near.start // self.sharers, (near.stop - 1) // self.sharers + 1)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank is the one of its sharers that writes what all of them know."""
+        return self.rank % self.sharers == 0
 
     @property
     def nodes(self) -> int:

@@ -25,6 +25,7 @@ from olm_train.model.decoder import build_decoder
 from olm_train.model.loss import LOGITS_BYTES
 from olm_train.model.part import FP32, Saved
 from olm_train.optim.base import OptimConfig
+from olm_train.parallel.mesh import CUT
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
 _ITEMSIZE = {"float32": 4, "bfloat16": 2}
@@ -106,6 +107,7 @@ class TrainingTensors:
         reshard_after_forward: bool | int = True,
         offload: bool = False,
         accumulates: bool = False,
+        keys: int = 1,
     ) -> Memory:
         """Return what one rank needs.
 
@@ -123,10 +125,12 @@ class TrainingTensors:
             offload: weights, gradients and optimiser state live in the host's memory.
             accumulates: several micro-batches a step: each rank sums whole gradients until the
                 last one, where they are exchanged and cut.
+            keys: keys of a layer, and values, for each token: those of other ranks too.
         """
         model, size = self.model, _ITEMSIZE[param_dtype]
         own = {name: _shard(shape, shards) for name, shape in self.parameters.items()}
         per_block, block_input = block_bytes(model, sequence_length, param_dtype)
+        per_block += (keys - 1) * size * 2 * model.kv_heads * model.head_size
         blocks = model.n_layers * (kept * per_block + (1 - kept) * block_input)
         around = size * 2 * model.d_model + model.positions.kept(model)  # the last norm, positions
         loss = microbatch if loss_tokens is None else min(loss_tokens, microbatch)
@@ -196,15 +200,17 @@ def memory_of_step(
     on_cpu = model.attention.backend == AUTO
     model, module, _ = resolve(model, module, Capability())
     dp, microbatch = module.dp_config, module.rank_microbatch_size
+    mesh = module.mesh(world_size, nodes)
     compiling = module.compile_model is True
     loss = module.loss.choose(model, microbatch=microbatch, compiling=compiling)
     counted = counted or TrainingTensors.count(model, module.optim)
     return counted.memory(
-        microbatch=microbatch,
+        microbatch=microbatch // mesh.cp,
         sequence_length=sequence_length,
         loss_tokens=loss.tokens_at_once(on_cpu=on_cpu),
         kept=_kept(model, module, sequence_length),
-        shards=dp.mesh(world_size, nodes).dp_shard,
+        shards=mesh.degree(*CUT.sharded),
+        keys=mesh.cp if module.cp_config and module.cp_config.exchange == "gather" else 1,
         param_dtype=dp.param_dtype,
         reshard_after_forward=dp.reshard_after_forward,
         offload=dp.cpu_offload and world_size > 1,

@@ -106,7 +106,8 @@ def choose(
     need = need_of_decoder(
         model, module, machine, sequence_length=sequence_length, micro_batches=micro_batches
     )
-    chosen, lines = cheapest(goal, machine, candidates(machine, module.dp_config), need)
+    ways = candidates(machine, module.dp_config, sharers=module.sharers)
+    chosen, lines = cheapest(goal, machine, ways, need)
     return chosen, [f"parallel: {goal}: {lines[0]}", *lines[1:]]
 
 
@@ -180,16 +181,18 @@ def cheapest(
     return chosen[2], lines
 
 
-def candidates(machine: Machine, given: DataParallelConfig) -> Ways:
+def candidates(machine: Machine, given: DataParallelConfig, *, sharers: int = 1) -> Ways:
     """Return ways to share the weights, in words and as options, least exchange first.
 
     Args:
         given: its dtypes are kept.
+        sharers: ranks that share a micro-batch, and a copy of the weights too if those are cut.
     """
     found: list[tuple[str, dict[str, Any]]] = []
     if given.reduce_dtype == "float32":  # ddp sums in nothing else
         found.append(("ddp: whole on each rank", {"name": "ddp"}))
-    if 1 < machine.nodes < machine.world_size:
+    copies = machine.world_size // sharers % machine.nodes == 0  # one on each machine
+    if 1 < machine.nodes < machine.world_size and copies:
         found += [
             (f"hsdp: {machine.nodes} copies, kept from forward to backward",
              {"name": "hsdp", "num_replicas": machine.nodes, "reshard_after_forward": False}),

@@ -23,7 +23,7 @@ from olm_data.config.hints import PositiveFloat
 from olm_data.errors import UsageError, suggest
 from olm_train.model.attention_backend import (
     AttentionBackend,
-    KeyMemory,
+    KeySource,
     Scores,
     Shifted,
     keys_before,
@@ -98,7 +98,7 @@ class Attention(nn.Module):
         Args:
             x: input.
             rope: cos and sin as `rope_table` gives them; None: nothing is rotated.
-            context: what the back-end prepared; or a memory of keys; or one of them `Shifted`.
+            context: what the back-end prepared; or a `KeySource`; or one of them `Shifted`.
             tap: what looks at activations.
         """
         qkv = tap("w_qkv", self.w_qkv(x)).unflatten(-1, (-1, self.head_dim))  # [b, S, H + 2K, D]
@@ -108,12 +108,12 @@ class Attention(nn.Module):
             k = tap("k_norm", self._normalise(self.k_norm, k))
         if isinstance(context, Shifted):
             moved, context = context
-            kept = isinstance(context, KeyMemory)
+            kept = isinstance(context, KeySource)
             before = context.before(k) if kept else keys_before(k, k[:, :1])
             k = torch.where(moved, before, k)
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
-        if isinstance(context, KeyMemory):
+        if isinstance(context, KeySource):
             heads = context.attend(self.attend, q, k, v, self.scores)
         else:
             heads = self.attend(q, k, v, context, self.scores)  # [b, S, H, D]

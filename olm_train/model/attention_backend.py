@@ -27,6 +27,32 @@ MAX_DOCUMENTS = 65_535
 """Documents that kernels without a mask take at once: CUDA's limit of a grid in y and z."""
 
 
+class Queries(NamedTuple):
+    """The queries of a rank that has some chunks of a micro-batch of T tokens, and all its keys.
+
+    Attributes:
+        places: int64 [k, c], where in the flattened micro-batch they lie, k chunks of c tokens.
+        begins: int [k, c], where the piece of a document that each belongs to begins.
+        keys: T.
+    """
+
+    places: Tensor
+    begins: Tensor
+    keys: int
+
+    def first(self, window: int | None) -> Tensor:
+        """Return the place of the first key that each query sees, [k, c]."""
+        if window is None:
+            return self.begins
+        return torch.maximum(self.begins, self.places - window + 1)
+
+    def mask(self, window: int | None) -> Tensor:
+        """Return which keys each query sees, bool [1, 1, k * c, T]."""
+        key = torch.arange(self.keys, device=self.places.device)
+        first, last = self.first(window).reshape(-1, 1), self.places.reshape(-1, 1)
+        return ((key >= first) & (key <= last))[None, None]
+
+
 class DocumentLayout(NamedTuple):
     """Where the documents of a micro-batch of b rows of S tokens begin and end.
 
@@ -37,12 +63,15 @@ class DocumentLayout(NamedTuple):
             first, never falling, b * S last. Equal ones in a row are documents of no token.
         max_seqlen: upper bound of a document's length.
         window: most keys a query sees, its own among them. None: all of its document before it.
+        queries: those of this rank, where q is [1, k * c, H, D], and k and v are [1, T, K, D].
+            None: there is a query for each key, and all are [b, S, ...].
     """
 
     doc_start: Tensor | None = None
     cu_seqlens: Tensor | None = None
     max_seqlen: int | None = None
     window: int | None = None
+    queries: Queries | None = None
 
     @classmethod
     def whole_rows(cls, rows: int, length: int, device: torch.device) -> DocumentLayout:
@@ -102,7 +131,7 @@ class Refusal(NamedTuple):
 
 Attend = Callable[[Tensor, Tensor, Tensor, Any, Scores], Tensor]
 """(q [b,S,H,D], k [b,S,K,D], v [b,S,K,D], context, scores) -> [b,S,H,D], where H is a multiple of
-K and query head h reads key head h // (H // K)."""
+K and query head h reads key head h // (H // K). With `DocumentLayout.queries`: as it says."""
 
 
 class Shifted(NamedTuple):
@@ -134,13 +163,14 @@ def keys_before(k: Tensor, first: Tensor) -> Tensor:
     return torch.cat((first, k[:, :-1]), dim=1)
 
 
-class KeyMemory(ABC):
-    """The context of a layer that keeps keys and values from one call of the model to the next."""
+class KeySource(ABC):
+    """The context of a layer that attends to keys and values from elsewhere too: from earlier calls
+    of the model, or from other ranks."""
 
     @abstractmethod
     def before(self, k: Tensor) -> Tensor:
-        """Return the key before each, in this call or the one before it, [b, S, K, D]; any where
-        there is none.
+        """Return the key before each, of this call or from elsewhere, [b, S, K, D]; any where there
+        is none.
 
         Args:
             k: keys of this call, not rotated yet.
@@ -148,7 +178,7 @@ class KeyMemory(ABC):
 
     @abstractmethod
     def attend(self, own: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
-        """Attend to keys of this call and of earlier ones: shapes as in `Attend`.
+        """Attend to keys of this call and to those from elsewhere: shapes as in `Attend`.
 
         Args:
             own: the layer's back-end.

@@ -70,6 +70,8 @@ class Documents:
 
 
 def _sdpa_prepare(layout: DocumentLayout) -> Documents | Tensor | None:
+    if layout.queries is not None:
+        return layout.queries.mask(layout.window)
     doc_start, window = layout.doc_start, layout.window
     if doc_start is None:
         return None
@@ -81,9 +83,12 @@ def _sdpa_prepare(layout: DocumentLayout) -> Documents | Tensor | None:
 
 
 def _math_prepare(layout: DocumentLayout) -> Tensor | None:
-    if layout.doc_start is None:
+    if layout.queries is not None:
+        mask = layout.queries.mask(layout.window)
+    elif layout.doc_start is None:
         return None
-    mask = block_causal_mask(layout.doc_start, layout.window)
+    else:
+        mask = block_causal_mask(layout.doc_start, layout.window)
     return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 

@@ -15,11 +15,20 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from olm_train.model.attention_backend import AttentionBackend, DocumentLayout, Refusal, Scores, Use
+from olm_train.model.attention_backend import (
+    AttentionBackend,
+    DocumentLayout,
+    Queries,
+    Refusal,
+    Scores,
+    Use,
+)
 from olm_train.model.compiled import CompiledByKind
 
 
 def _prepare(layout: DocumentLayout) -> BlockMask:
+    if layout.queries is not None:
+        return _prepare_queries(layout.queries, layout.window)
     doc_start, window = layout.doc_start, layout.window
     if doc_start is not None:
         (rows, length), device = doc_start.shape, doc_start.device
@@ -37,6 +46,18 @@ def _prepare(layout: DocumentLayout) -> BlockMask:
 
     make = _for_device(create_block_mask, device)
     mask: BlockMask = make(allowed, rows, None, length, length, device=device)
+    return mask
+
+
+def _prepare_queries(queries: Queries, window: int | None) -> BlockMask:
+    device, first, last = queries.places.device, queries.first(window), queries.places
+    first, last = first.flatten(), last.flatten()
+
+    def allowed(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (k >= first[q]) & (k <= last[q])
+
+    make = _for_device(create_block_mask, device)
+    mask: BlockMask = make(allowed, None, None, len(first), queries.keys, device=device)
     return mask
 
 

@@ -23,6 +23,7 @@ from olm_train.model.attention_backend import (
     MAX_DOCUMENTS,
     AttentionBackend,
     DocumentLayout,
+    Queries,
     Refusal,
     Scores,
     Use,
@@ -38,12 +39,23 @@ class Offsets(NamedTuple):
     """The context of a layer: the documents' offsets, the layer's window in tokens, the kernel.
 
     The kernel is looked up here, outside the blocks: compiled, they could not look at signatures.
+    `cu_keys` are the offsets of the keys where these are others, with at most `max_keys` for a
+    document: its last query sees its last key.
     """
 
     cu_seqlens: Tensor
     max_seqlen: int
     window: int | None
     kernel: Kernel | None = None
+    cu_keys: Tensor | None = None
+    max_keys: int | None = None
+
+    @property
+    def of_keys(self) -> tuple[Tensor, int]:
+        """Offsets of the keys, and the most keys of a document."""
+        if self.cu_keys is None or self.max_keys is None:
+            return self.cu_seqlens, self.max_seqlen
+        return self.cu_keys, self.max_keys
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -56,10 +68,10 @@ def varlen_kernel(varlen_attn: Callable[..., Any]) -> Kernel:
 
     def attend(q: Tensor, k: Tensor, v: Tensor, at: Offsets, scores: Scores) -> Tensor:
         assert scores.softcap is None, "refused before"
-        ends, longest = at.cu_seqlens, at.max_seqlen
+        (ends, longest), (key_ends, most) = (at.cu_seqlens, at.max_seqlen), at.of_keys
         options = {"scale": scores.scale, "enable_gqa": q.shape[1] != k.shape[1]}
         out: Tensor = varlen_attn(
-            q, k, v, ends, ends, longest, longest, window_size=at.reach, **options
+            q, k, v, ends, key_ends, longest, most, window_size=at.reach, **options
         )
         return out
 
@@ -74,14 +86,15 @@ def flash_kernel(flash_attn_varlen_func: Callable[..., Any]) -> Kernel:
 
     def attend(q: Tensor, k: Tensor, v: Tensor, at: Offsets, scores: Scores) -> Tensor:
         capped = {} if scores.softcap is None else {"softcap": scores.softcap}
+        key_ends, most = at.of_keys
         out = flash_attn_varlen_func(
             q,
             k,
             v,
             cu_seqlens_q=at.cu_seqlens,
-            cu_seqlens_k=at.cu_seqlens,
+            cu_seqlens_k=key_ends,
             max_seqlen_q=at.max_seqlen,
-            max_seqlen_k=at.max_seqlen,
+            max_seqlen_k=most,
             softmax_scale=scores.scale,
             causal=True,
             window_size=at.reach,
@@ -91,6 +104,66 @@ def flash_kernel(flash_attn_varlen_func: Callable[..., Any]) -> Kernel:
         return first
 
     return attend
+
+
+class Chunks(NamedTuple):
+    """The context of a rank that has some chunks of a micro-batch, and all its keys.
+
+    Attributes:
+        of_chunks: the offsets of each chunk of c queries.
+        spans: int [k, 2], first and one past the last of the keys that each chunk sees.
+    """
+
+    of_chunks: list[Offsets]
+    spans: Tensor
+
+    @classmethod
+    def of(cls, queries: Queries, whole: Offsets) -> Chunks:
+        """Cut the offsets of a micro-batch at the ends of each chunk.
+
+        Keys count from where the document of its first token begins: of a document of which a chunk
+        has a part in the middle, the keys end with the last of the queries.
+        """
+        ends, size = whole.cu_seqlens, queries.places.shape[1]
+        starts = queries.places[:, 0].to(ends.dtype)
+        spans = torch.stack([queries.begins[:, 0].to(ends.dtype), starts + size], dim=1)
+        chunks = [
+            whole._replace(
+                cu_seqlens=(ends - start).clamp(0, size),
+                max_seqlen=min(size, whole.max_seqlen),
+                cu_keys=torch.clamp(ends, min=span[0], max=span[1]),
+                max_keys=whole.max_seqlen,
+            )
+            for start, span in zip(starts, spans, strict=True)
+        ]
+        return cls(chunks, spans)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        """q [k c, H, D], k and v [T, K, D] -> [k c, H, D], a call of the kernel for each chunk."""
+        parts = q.chunk(len(self.of_chunks))
+        out = []
+        for part, at, span in zip(parts, self.of_chunks, self.spans, strict=True):
+            assert at.kernel is not None
+            keys, values = (_Within.apply(x, span) for x in (k, v))  # type: ignore[no-untyped-call]
+            out.append(at.kernel(part, keys, values, at, scores))
+        return torch.cat(out)
+
+
+class _Within(torch.autograd.Function):
+    """Rows [T, ...] of which a kernel reads some: the gradient of the others, which it does not
+    write, is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, span: Tensor) -> Tensor:
+        ctx.save_for_backward(span)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        (span,), (gradient,) = ctx.saved_tensors, upstream
+        place = torch.arange(gradient.shape[0], device=gradient.device)
+        read = (place >= span[0]) & (place < span[1])
+        return torch.where(read.view(-1, *[1] * (gradient.dim() - 1)), gradient, 0), None
 
 
 def kernel_backend(
@@ -106,7 +179,7 @@ def kernel_backend(
         uncapped: why this one has no soft cap, None: it has.
     """
 
-    def prepare(layout: DocumentLayout) -> Offsets:
+    def prepare(layout: DocumentLayout) -> Offsets | Chunks:
         cu_seqlens, max_seqlen = layout.offsets()
         if len(cu_seqlens) - 1 > MAX_DOCUMENTS:
             raise UsageError(
@@ -116,12 +189,18 @@ def kernel_backend(
                 why="a launch with more blocks than a grid may have fails",
                 fix="lower it: the global batch stays what it is; or set model.attention=flex",
             )
-        return Offsets(cu_seqlens, max_seqlen, layout.window, load())
+        whole = Offsets(cu_seqlens, max_seqlen, layout.window, load())
+        return whole if layout.queries is None else Chunks.of(layout.queries, whole)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, context: Offsets, scores: Scores) -> Tensor:
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, context: Offsets | Chunks, scores: Scores
+    ) -> Tensor:
         q_flat, k_flat, v_flat = (x.flatten(0, 1) for x in (q, k, v))  # [b * S, heads, D]
-        assert context.kernel is not None
-        out = context.kernel(q_flat, k_flat, v_flat, context, scores)
+        if isinstance(context, Chunks):
+            out = context.attend(q_flat, k_flat, v_flat, scores)
+        else:
+            assert context.kernel is not None
+            out = context.kernel(q_flat, k_flat, v_flat, context, scores)
         return out.unflatten(0, q.shape[:2])  # [b, S, H, D]
 
     def refusal(use: Use) -> Refusal | None:

@@ -149,6 +149,10 @@ class Decoder(nn.Module):
                 layout = layout._replace(doc_start=torch.zeros_like(input_ids))
         else:
             layout = DocumentLayout(doc_start, cu_seqlens, max_seqlen or length)
+        return self.prepared(layout)
+
+    def prepared(self, layout: DocumentLayout) -> list[Any]:
+        """Return what each layer's attention needs to know of a layout."""
         prepared = {
             window: self.backend.prepare(layout._replace(window=window))
             for window in dict.fromkeys(self.config.windows)

@@ -16,6 +16,7 @@ a step only.
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from olm_train.model.decoder import Decoder
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DTYPES, DataParallelConfig
-from olm_train.parallel.mesh import WEIGHTS, Mesh
+from olm_train.parallel.mesh import CUT, Mesh
 
 
 def parallelize(
@@ -45,13 +46,15 @@ def parallelize(
     config: DataParallelConfig,
     world: World,
     *,
+    cp: int = 1,
     checkpointing: ActivationCheckpointingConfig | None = None,
     compiling: CompileConfig | None = None,
 ) -> Decoder | DistributedDataParallel:
     """Prepare `model`, built on the meta device, for training.
 
     `checkpointing` and `compiling` change its blocks; None: not at all. Its parameters are sharded
-    in place or left whole, and put on the device; what they hold there is undefined.
+    in place or left whole, and put on the device; what they hold there is undefined. `cp` ranks
+    share a micro-batch: the weights are cut over them too.
 
     Returns:
         The module to call: DDP's wrapper with ddp, else `model` itself.
@@ -60,7 +63,7 @@ def parallelize(
         UsageError: the configuration does not fit the world, or the attention back-end cannot
             train here.
     """
-    mesh = config.mesh(world.size, world.nodes)
+    mesh = config.mesh(world.size, world.nodes, cp=cp)
     if mesh.size == 1 and config.cpu_offload:
         raise UsageError(
             "dp_config.cpu_offload has no effect on one rank, where nothing is wrapped",
@@ -81,6 +84,8 @@ def parallelize(
     checkpointing.check(compiling=compiling is not None)
     checkpointing.apply(model.blocks)
     if compiling is not None:
+        # An exchange between ranks stays outside the graphs: its order must be that of the calls.
+        compiling = replace(compiling, fullgraph=compiling.fullgraph and cp == 1)
         compiling.apply(model.blocks, checkpointing)
     if mesh.size > 1 and config.shards:
         policy = MixedPrecisionPolicy(
@@ -185,11 +190,12 @@ def _fully_shard(
 
 
 def _device_mesh(mesh: Mesh, world: World) -> DeviceMesh:
-    """Return torch's mesh of the axes that have more than one rank, and of "dp_shard": FSDP2 cuts
-    over the last dimension, and keeps copies along one before it."""
-    axes = [axis for axis in WEIGHTS if axis == "dp_shard" or mesh.degree(axis) > 1]
-    shape = tuple(mesh.degree(axis) for axis in axes)
-    return init_device_mesh(world.device.type, shape, mesh_dim_names=tuple(axes))
+    """Return torch's mesh of the axes that weights are cut over, as one, and of their copies if
+    there are any: FSDP2 cuts over the last dimension, and keeps copies along one before it."""
+    sizes = {"dp_replicate": mesh.degree(*CUT.copies), "dp_shard": mesh.degree(*CUT.sharded)}
+    axes = tuple(axis for axis, size in sizes.items() if axis == "dp_shard" or size > 1)
+    shape = tuple(sizes[axis] for axis in axes)
+    return init_device_mesh(world.device.type, shape, mesh_dim_names=axes)
 
 
 def _sum_gradients(model: nn.Module) -> None:

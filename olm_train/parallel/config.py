@@ -1,6 +1,6 @@
-"""How ranks share the work: the options of data parallelism, checked before anything is built.
+"""How ranks share the work: the options of parallelism, checked before anything is built.
 
-    dp_config of train.yaml -> DataParallelConfig -> mesh(world) -> apply.parallelize
+    dp_config, cp_config of train.yaml -> mesh(world) -> apply.parallelize
 
 Pure: no process group, no device. Names are those of OLMo-core.
 """
@@ -17,7 +17,7 @@ from msgspec import Meta
 from olm_data.config.convert import Config
 from olm_data.config.hints import Needs, NonNegativeInt, PositiveInt
 from olm_data.errors import UsageError
-from olm_train.parallel.mesh import Mesh, divisors
+from olm_train.parallel.mesh import CUT, Mesh, divisors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -38,7 +38,22 @@ _REPLICAS = Needs("name", value=DataParallelType.hsdp)
 _CALLED = {
     "dp_replicate": "train_module.dp_config.num_replicas",
     "dp_shard": "train_module.dp_config.shard_degree",
+    "cp": "train_module.cp_config.degree",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextParallelConfig(Config):
+    """Ranks that share the tokens of each micro-batch, for rows too long for one.
+
+    Attributes:
+        degree: ranks that share a micro-batch, and read the same rows; a divisor of the run's.
+        exchange: gather: each gets all keys and values of a layer; ulysses: each gets all tokens of
+            its part of the heads, whose keys `degree` has to divide.
+    """
+
+    degree: Annotated[int, Meta(ge=2)]
+    exchange: Literal["gather", "ulysses"] = "gather"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +70,8 @@ class DataParallelConfig(Config):
         reduce_dtype: fsdp, hsdp: dtype in which gradients are summed over ranks. DDP sums fp32
             gradients.
         num_replicas: hsdp: number of replicas; default: one on each machine.
-        shard_degree: hsdp: ranks a replica is cut over; default: the ranks of a machine. One of the
-            two is enough.
+        shard_degree: hsdp: ranks a replica is cut over, with cp_config groups of `degree` ranks;
+            default: the ranks of a machine. One of the two is enough.
         reshard_after_forward: fsdp, hsdp: true: the weights of a block are freed after its
             forward pass and gathered again for its backward pass; false: kept in between, more
             memory and a third less exchange; a number: kept cut over so many ranks.
@@ -81,30 +96,32 @@ class DataParallelConfig(Config):
         """Whether the weights are cut at all."""
         return self.name is not DataParallelType.ddp
 
-    def mesh(self, world_size: int, nodes: int = 1) -> Mesh:
+    def mesh(self, world_size: int, nodes: int = 1, *, cp: int = 1) -> Mesh:
         """Return which rank of a run does what.
 
         Args:
             world_size: ranks of the run.
             nodes: machines they are on, as many on each.
+            cp: ranks that share a micro-batch.
 
         Raises:
-            UsageError: the degrees of this configuration do not fit more than one rank.
+            UsageError: `cp` does not fit the ranks, or the degrees of this configuration do not fit
+                more than one.
         """
-        if world_size == 1:
+        if world_size == cp == 1:
             return Mesh()
         replicas, shards = self.num_replicas, self.shard_degree
         if self.name is not DataParallelType.hsdp:
             replicas, shards = (1, None) if self.shards else (None, 1)
         elif replicas is None and shards is None:
             replicas = nodes
-        mesh = Mesh.over(world_size, dp_replicate=replicas, dp_shard=shards, called=_CALLED)
-        keep = self.reshard_after_forward
-        if not isinstance(keep, bool) and mesh.dp_shard % keep:
+        mesh = Mesh.over(world_size, dp_replicate=replicas, dp_shard=shards, cp=cp, called=_CALLED)
+        keep, cut = self.reshard_after_forward, mesh.degree(*CUT.sharded)
+        if not isinstance(keep, bool) and cut % keep:
             raise UsageError(
-                f"dp_config.reshard_after_forward {keep} does not divide the {mesh.dp_shard} ranks "
+                f"dp_config.reshard_after_forward {keep} does not divide the {cut} ranks "
                 "that a replica is cut over",
                 where="train_module.dp_config.reshard_after_forward",
-                fix=f"one of {', '.join(map(str, divisors(mesh.dp_shard)[1:]))}, true or false",
+                fix=f"one of {', '.join(map(str, divisors(cut)[1:]))}, true or false",
             )
         return mesh

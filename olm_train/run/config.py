@@ -48,6 +48,7 @@ from olm_train.checkpoint.manifest import CONFIG, MANIFEST, Manifest, candidates
 from olm_train.checkpoint.merged import folder_of_paths
 from olm_train.checkpoint.model_format import ModelFormat, format_of
 from olm_train.checkpoint.policy import LoadPolicy, LoadStrategy, Vocabulary
+from olm_train.data.dealing import Dealing
 from olm_train.data.loader import DataLoader
 from olm_train.distributed.holding import LeasePolicy, Takeover
 from olm_train.distributed.waiting import CommConfig
@@ -118,7 +119,14 @@ class DataLoaderConfig(Config):
     skip: list[list[int]] = field(default_factory=list)
     cache: CacheConfig = field(default_factory=CacheConfig)
 
-    def build(self, *, rank_microbatch_size: int, world: World, place: Place) -> DataLoader:
+    def build(
+        self,
+        *,
+        rank_microbatch_size: int,
+        world: World,
+        place: Place,
+        dealing: Dealing | None = None,
+    ) -> DataLoader:
         """Return this rank's loader."""
         return DataLoader(
             self.mixture,
@@ -131,7 +139,8 @@ class DataLoaderConfig(Config):
             device=world.device,
             skip=self.skip,
             cache=self.cache.build(),
-            neighbours=world.neighbours,
+            neighbours=world.near_readers,
+            dealing=dealing,
         )
 
 
@@ -293,12 +302,18 @@ class RunConfig(Config):
             )
         return config
 
-    def most_micro_batches(self, world_size: int) -> int:
-        """Return the micro-batches of a rank in the largest step, with so many ranks."""
+    def most_micro_batches(self, readers: int) -> int:
+        """Return the micro-batches of a rank in the largest step, where so many read others."""
         scheduler = self.trainer.callbacks.batch_size_scheduler
         sizes = scheduler.batch_sizes if scheduler is not None and scheduler.enabled else []
         largest = max(self.data_loader.global_batch_size, *sizes, 0)
-        return largest // (self.train_module.rank_microbatch_size * world_size)
+        return largest // (self.train_module.rank_microbatch_size * readers)
+
+    @property
+    def dealing(self) -> Dealing | None:
+        """How ranks share micro-batches; None: they do not."""
+        context = self.train_module.cp_config
+        return None if context is None else Dealing(context.degree, self.model.windows)
 
     def on_device(self, capability: Capability) -> tuple[RunConfig, dict[str, str]]:
         """Return the configuration with what `auto` stands for there, each choice with its why."""
@@ -316,7 +331,9 @@ class RunConfig(Config):
             module,
             machine,
             sequence_length=Lock.read(self.data_loader.mixture).sequence_length,
-            micro_batches=self.most_micro_batches(machine.world_size),
+            micro_batches=self.most_micro_batches(
+                module.mesh(machine.world_size, machine.nodes).place(0).readers
+            ),
         )
         module = replace(module, dp_config=dp_config)
         return replace(self, train_module=module, parallel=None), why
@@ -328,9 +345,14 @@ class RunConfig(Config):
             OlmError: sizes that do not fit, data that is not what the lock says.
         """
         config = self.on_device(Capability.of(world.device))[0].fitted(Machine.of(world))[0]
-        microbatch = config.train_module.rank_microbatch_size
-        place = config.train_module.dp_config.mesh(world.size, world.nodes).place(world.rank)
-        loader = config.data_loader.build(rank_microbatch_size=microbatch, world=world, place=place)
+        mesh = config.train_module.mesh(world.size, world.nodes)
+        world = replace(world, sharers=mesh.cp)
+        loader = config.data_loader.build(
+            rank_microbatch_size=config.train_module.rank_microbatch_size,
+            world=world,
+            place=mesh.place(world.rank),
+            dealing=config.dealing,
+        )
         module = TransformerTrainModule(
             config.train_module, config.model, seed=config.seed, world=world, init=False
         )

@@ -32,7 +32,10 @@ from olm_train.estimate.gpus import GPUS, Gpu
 from olm_train.estimate.memory import memory_of_step
 from olm_train.estimate.sharding import Machine
 from olm_train.evaluation.held_out import open_held_out
+from olm_train.model.decoder import build_decoder
 from olm_train.optim.schedule_base import Position
+from olm_train.parallel.context import require_tokens_alone
+from olm_train.parallel.mesh import Mesh
 from olm_train.run.config import RunConfig
 
 SHOWN_ROWS = 2
@@ -66,10 +69,14 @@ def describe(
     config, chosen = config.on_device(plan.gpu.capability)
     config, why = config.fitted(Machine(world_size=world_size, nodes=nodes, memory=plan.gpu.memory))
     microbatch = config.train_module.rank_microbatch_size
+    mesh = config.train_module.mesh(world_size, nodes)
+    if (context := config.train_module.cp_config) is not None:
+        require_tokens_alone(context, build_decoder(config.model, device="meta"))
     loader = config.data_loader.build(
         rank_microbatch_size=microbatch,
         world=World(),
-        place=config.train_module.dp_config.mesh(world_size, nodes).place(0),
+        place=mesh.place(0),
+        dealing=config.dealing,
     )
     scheduler = config.trainer.callbacks.batch_size_scheduler
     if scheduler is not None and scheduler.enabled:
@@ -79,7 +86,7 @@ def describe(
         sections: dict[str, Iterable[str]] = {
             "configuration": [yaml.safe_dump(config.as_dict(), sort_keys=False).rstrip()],
             "mixture": _mixture(loader.lock),
-            "schedule": _schedule(config, loader, world_size),
+            "schedule": _schedule(config, loader, mesh),
             "model": _model(config, loader, world_size, plan),
             "device": [*_chosen(chosen, plan), _threads(config), *here],
             "memory of a rank": [*_memory(config, loader, world_size, nodes, plan), *why],
@@ -123,7 +130,7 @@ def _mixture(lock: Lock) -> Iterator[str]:
         yield f"stage {stage.label}: {stage.tokens:,} tokens, {stage.rows:,} rows{cut}: {shares}"
 
 
-def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterator[str]:
+def _schedule(config: RunConfig, loader: DataLoader, mesh: Mesh) -> Iterator[str]:
     trainer, module = config.trainer, config.train_module
     max_steps, stop_step = run_length(
         loader, config.model.num_params, trainer.max_duration, trainer.hard_stop
@@ -137,11 +144,12 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
         when = "each step"
         if len(of_one_size) > 1:
             when = f"steps {steps.start + 1:,} to {steps.stop:,}, {size:,} tokens each"
-        micro = size // (module.rank_microbatch_size * world_size)
+        micro = size // (module.rank_microbatch_size * loader.world_size)
+        shared = f", {mesh.cp} to a micro-batch," if mesh.cp > 1 else ""
         batches = f"{micro} micro-batch{'es' * (micro > 1)} of"
         yield (
-            f"{when}: {counted(world_size, 'rank')} x {batches} {module.rank_microbatch_size:,} "
-            "tokens"
+            f"{when}: {counted(mesh.size, 'rank')}{shared} x {batches} "
+            f"{module.rank_microbatch_size:,} tokens"
         )
     phases = loader.phases()
     for phase in phases if len(phases) > 1 else []:
@@ -221,7 +229,7 @@ def _memory(
         sequence_length=loader.lock.sequence_length,
         world_size=world_size,
         nodes=nodes,
-        micro_batches=config.most_micro_batches(world_size),
+        micro_batches=config.most_micro_batches(loader.world_size),
     )
     unit, scale = ("GB", 1e9) if memory.total >= 1e9 else ("MB", 1e6)
     sizes = {**memory.by_component(), "total": memory.total}

@@ -13,12 +13,15 @@ from support.runs import REPOSITORY, environment
 
 
 @pytest.mark.slow
-def test_61_all_ranks_end_and_say_where_each_was(tiny_mixture: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], ["--train_module.cp_config={degree: 2}"]])
+def test_61_all_ranks_end_and_say_where_each_was(
+    tiny_mixture: Path, tmp_path: Path, options: list[str]
+) -> None:
     port = str(free_port())
     script = REPOSITORY / "tests" / "support" / "hung_rank.py"
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(script), str(tiny_mixture), str(tmp_path)],
+            [sys.executable, str(script), str(tiny_mixture), str(tmp_path), *options],
             env={
                 **environment(),
                 "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")]),

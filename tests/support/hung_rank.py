@@ -1,4 +1,6 @@
-"""One rank of a run in which rank 1 stops moving in step 3: `python hung_rank.py LOCK FOLDER`."""
+"""One rank of a run in which rank 1 stops moving in step 3: `python hung_rank.py LOCK FOLDER ...`.
+
+What follows are options of the run."""
 
 from __future__ import annotations
 
@@ -27,6 +29,7 @@ if __name__ == "__main__":
         Path(sys.argv[1]),
         Path(sys.argv[2]),
         "--trainer.callbacks.watchdog.timeout=20",
+        *sys.argv[3:],
         callbacks={"hangs": Hangs()},
         world=World.start(),
     )

@@ -80,11 +80,11 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
 def micro_batches(step: int, rows: Sequence[int], world: World) -> list[Batch]:
     """This rank's part of the global batch of `step`, cut into micro-batches of `rows` rows."""
     whole = make_batch(LENGTHS, vocab_size=8, seed=step)  # few of 97 ids: there is much to learn
-    start, parts = world.rank * ROWS // world.size, []
+    start, parts = world.reader * ROWS // world.readers, []
     for count in rows:
         parts.append(cut(whole, start, start + count))
         start += count
-    assert start == (world.rank + 1) * ROWS // world.size
+    assert start == (world.reader + 1) * ROWS // world.readers
     return parts
 
 

@@ -138,7 +138,7 @@ class TorchDataLoader(DataLoaderBase):
                     where="TorchDataLoader",
                     fix="give global_batch_size, instances of a step over all ranks",
                 )
-            global_batch_size = size * accumulate * self.world.size
+            global_batch_size = size * accumulate * self.world.readers
         self.global_batch_size = global_batch_size
         self._refuse_same_on_each_rank()
         self._parts = self._stateful_parts()
@@ -336,7 +336,7 @@ class TorchDataLoader(DataLoaderBase):
         )
 
     def _seed_of(self, epoch: int) -> int:
-        words = np.random.SeedSequence((self.seed, self.world.rank, epoch)).generate_state(2)
+        words = np.random.SeedSequence((self.seed, self.world.reader, epoch)).generate_state(2)
         return int(words[0]) << 32 | int(words[1])
 
     def _refuse_same_on_each_rank(self) -> None:
@@ -344,7 +344,7 @@ class TorchDataLoader(DataLoaderBase):
         iterable = isinstance(getattr(self.loader, "dataset", None), IterableDataset)
         own = type(getattr(self.loader, "batch_sampler", None)) not in (BatchSampler, type(None))
         alone = sampler in (RandomSampler, SequentialSampler) and not iterable and not own
-        if self.world.size > 1 and alone:
+        if self.world.readers > 1 and alone:
             raise UsageError(
                 f"each of the {self.world.size} ranks would train on the same instances: the "
                 f"loader's sampler is a {sampler.__name__}",

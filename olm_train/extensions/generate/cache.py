@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from olm_train.model.attention_backend import Attend, KeyMemory, Scores, keys_before
+from olm_train.model.attention_backend import Attend, KeySource, Scores, keys_before
 from olm_train.model.attention_dense import attention_by_products
 
 
@@ -116,7 +116,7 @@ class KVCache:
         self._device = device
         self._layers = [LayerCache(window) for window in windows]
 
-    def prefill(self, lengths: Sequence[int], contexts: Sequence[Any]) -> list[KeyMemory]:
+    def prefill(self, lengths: Sequence[int], contexts: Sequence[Any]) -> list[KeySource]:
         """Return the contexts with which a packed row of prompts is kept, as rows at the end.
 
         Args:
@@ -136,7 +136,7 @@ class KVCache:
             for layer, context in zip(self._layers, contexts, strict=True)
         ]
 
-    def extend(self, count: int) -> list[KeyMemory]:
+    def extend(self, count: int) -> list[KeySource]:
         """Return the contexts with which the next `count` tokens of the last row are computed, and
         kept: its own and the earlier ones are seen."""
         row, length = len(self.lengths) - 1, self.lengths[-1]
@@ -156,7 +156,7 @@ class KVCache:
         seen = keys <= queries
         return seen if window is None else seen & (keys > queries - window)
 
-    def decode(self) -> list[KeyMemory]:
+    def decode(self) -> list[KeySource]:
         """Return the contexts with which the next token of each row is computed, and kept."""
         visible = {
             window: self._visible(window) for window in {layer.window for layer in self._layers}
@@ -200,7 +200,7 @@ class KVCache:
         return Visible(row, slot, longest, mask[:, None, None])
 
 
-class _Prefill(KeyMemory):
+class _Prefill(KeySource):
     """Attends as the model does, and keeps the keys."""
 
     def __init__(
@@ -228,7 +228,7 @@ class _Prefill(KeyMemory):
         return own(q, k, v, self._context, scores)
 
 
-class _Extend(KeyMemory):
+class _Extend(KeySource):
     """Attends to what a row has and to more of its tokens, and keeps their keys."""
 
     def __init__(
@@ -269,7 +269,7 @@ class _Extend(KeyMemory):
         return out.permute(2, 0, 1, 3).reshape(1, count, -1, size)
 
 
-class _Decode(KeyMemory):
+class _Decode(KeySource):
     """Keeps the key of one token of each row, and attends to all of the row."""
 
     def __init__(self, layer: LayerCache, visible: Visible, longest: int) -> None:

@@ -197,7 +197,7 @@ class LossLedgerCallback(Callback):
                 text = _without(steps, rank)
                 trainer.say(f"warning: {text}: they were not written when the run ended")
         keep_until(folder, reached)  # where this machine's disk is not that of rank 0
-        info = LedgerInfo(rank=world.rank, world_size=world.size, lock=lock.digest)
+        info = LedgerInfo(rank=world.reader, world_size=world.readers, lock=lock.digest)
         self._writer = LedgerWriter(
             folder, info, steps_per_file=self.steps_per_file, max_rows=self.max_rows_per_file
         )
@@ -236,7 +236,7 @@ class LossLedgerCallback(Callback):
 
     def log_metrics(self, step: int, metrics: Any) -> None:
         taken = self._steps.pop(step, None)
-        if taken is not None and self._thread is not None:
+        if taken is not None and self._thread is not None and self.trainer.world.speaks:
             self._begin(self._thread.submit(self._write, step, taken))
 
     def state_dict(self) -> JsonObject:
@@ -258,7 +258,7 @@ class LossLedgerCallback(Callback):
         self._work.clear()
         if waiting := self._writer.waiting:
             steps = (self._writer.take_lost() or waiting)[0], waiting[1]
-            self._say(_without(steps, self.trainer.world.rank))
+            self._say(_without(steps, self.trainer.world.reader))
 
     def _begin(self, work: Future[None]) -> None:
         self._work.append(work)
@@ -319,15 +319,16 @@ class LossLedgerCallback(Callback):
         except (OlmError, OSError) as error:
             if not self._refused:
                 self._say(
-                    f"{what} of rank {self.trainer.world.rank} could not be written to {LEDGER}/: "
-                    f"{error}\n  training goes on; what waits to be written is tried again"
+                    f"{what} of rank {self.trainer.world.reader} could not be written to "
+                    f"{LEDGER}/: {error}\n  training goes on; what waits to be written is tried "
+                    "again"
                 )
             self._refused = True
             return
         if self._writer.waiting is None:
             self._refused = False
             if lost := self._writer.take_lost():
-                self._say(_without(lost, self.trainer.world.rank))
+                self._say(_without(lost, self.trainer.world.reader))
 
     def _say(self, text: str) -> None:
         """Say it on any rank: each speaks for its own rows."""

@@ -85,6 +85,13 @@ class GradientNoiseScaleCallback(Callback):
         self._state = convert(state, Smoothed)
 
     def pre_train(self) -> None:
+        if self.trainer.world.sharers > 1:
+            raise UsageError(
+                "gradient_noise_scale needs the gradient of a whole micro-batch on each rank",
+                where="trainer.callbacks.gradient_noise_scale",
+                why="with train_module.cp_config a rank has that of a part",
+                fix="leave one of the two out",
+            )
         model = self.trainer.train_module.model
         wrapped = [each for each in model.modules() if isinstance(each, FSDPModule)]
         # Whole parameters are those that the backward pass gives gradients to, on this rank alone.

@@ -24,6 +24,7 @@ from olm_train.optim.adamw import AdamConfig, AdamWConfig
 from olm_train.optim.lion import LionConfig
 from olm_train.optim.muon import MuonConfig
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
+from olm_train.parallel.config import ContextParallelConfig
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
@@ -256,3 +257,20 @@ def test_each_mode_of_activation_checkpointing_keeps_less() -> None:
         sizes.append(memory.activations)
     assert sizes == sorted(set(sizes), reverse=True)
     assert sizes[-1] < sizes[0] / 4
+
+
+@pytest.mark.parametrize("exchange", ["gather", "ulysses"])
+def test_ranks_that_share_a_micro_batch_keep_a_part_of_it(exchange: Any) -> None:
+    model = DecoderConfig(vocab_size=64, **SHAPES["grouped"])
+
+    def memory(**options: Any) -> Any:
+        config = TransformerTrainModuleConfig(rank_microbatch_size=4096, **options)
+        return memory_of_step(model, config, sequence_length=4096, world_size=4)
+
+    whole = memory()
+    shared = memory(cp_config=ContextParallelConfig(degree=4, exchange=exchange))
+    assert (shared.weights, shared.optimizer) == (whole.weights, whole.optimizer)
+    assert shared.logits <= whole.logits
+    quarter, keys = whole.activations / 4, 3 * 4096 * 2 * 2 * 16 * 4 * 3 / 4  # fp32, 3 layers
+    extra = keys if exchange == "gather" else 0
+    assert shared.activations == pytest.approx(quarter + extra, rel=0.01)

@@ -26,7 +26,13 @@ from olm_train.model.attention import (
     ATTENTION_BACKENDS,
     attention_backend,
 )
-from olm_train.model.attention_backend import AttentionBackend, Scores, Use
+from olm_train.model.attention_backend import (
+    AttentionBackend,
+    DocumentLayout,
+    Queries,
+    Scores,
+    Use,
+)
 from olm_train.model.attention_varlen import (
     Offsets,
     flash_kernel,
@@ -166,3 +172,105 @@ def test_a_block_on_varlen_is_one_graph() -> None:
     with torch.no_grad():
         block(torch.zeros(3, 64, 32, dtype=torch.bfloat16), None, context)
     assert sum("_varlen_attn" in name for name in names) == 1
+
+
+# ---- ranks that have some chunks of a micro-batch ------------------------------------------------
+
+
+class _Unwritten(torch.autograd.Function):
+    """What a kernel does to the gradient of rows that it does not read: any memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        ctx.span = first, last
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        first, last = ctx.span
+        gradient = torch.full_like(upstream[0], torch.nan)
+        gradient[first:last] = upstream[0][first:last]
+        return gradient, None, None
+
+
+def pieces(
+    query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int,
+    *, scale: Any = None, window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """The contract with other keys than queries: the last query of a document sees its last key."""
+    ends, key_ends, left = cu_seq_q.tolist(), cu_seq_k.tolist(), window_size[0]
+    assert (ends[0], ends[-1]) == (0, query.shape[0])
+    assert ends == sorted(ends)
+    assert key_ends == sorted(key_ends)
+    key, value = (_Unwritten.apply(x, key_ends[0], key_ends[-1]) for x in (key, value))
+    group, out = query.shape[1] // key.shape[1], []
+    for number in range(len(ends) - 1):
+        (start, end), (first, last) = ends[number : number + 2], key_ends[number : number + 2]
+        assert end - start <= min(max_q, last - first)
+        assert last - first <= max_k
+        for place in range(start, end):
+            own = last - (end - place)  # right-aligned
+            low = first if left < 0 else max(first, own - left)
+            keys, values = (x[low : own + 1].repeat_interleave(group, dim=1) for x in (key, value))
+            products = torch.einsum("hd,nhd->hn", query[place], keys)
+            products = products * (scale or query.shape[-1] ** -0.5)
+            out.append(torch.einsum("hn,nhd->hd", products.softmax(-1), values))
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("window", [None, 1, 7])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("backend", ["pieces", "math", "flex", "whole rows"])
+@pytest.mark.parametrize("chunks", [[[0, 3, 4], [1, 2, 5]], [[0, 1], [2, 3]], [[1], [0]]])
+def test_a_part_of_the_queries_sees_the_keys_that_they_see_together(
+    chunks: list[list[int]], backend: str, kv_heads: int, window: int | None
+) -> None:
+    rows = [[64]] * 3 if backend == "whole rows" else ROWS
+    layout, whole = layout_of(make_batch(rows, vocab_size=2)), attention_backend("sdpa")
+    ours = (
+        on_cpu(varlen_kernel, pieces)
+        if backend in ("pieces", "whole rows")
+        else (attention_backend(backend))
+    )
+    leaves = [x.requires_grad_(backend != "flex") for x in inputs(kv_heads)]
+    expected = whole.attend(*leaves, whole.prepare(layout._replace(window=window)), Scores())
+    q, k, v = (x.flatten(0, 1) for x in leaves)
+    assert layout.doc_start is not None
+    begins = (layout.doc_start + 64 * torch.arange(3)[:, None]).flatten()
+    found = torch.empty_like(q)
+    size = 192 // sum(map(len, chunks))
+    for own in chunks:
+        places = torch.tensor(own)[:, None] * size + torch.arange(size)
+        queries = Queries(places, begins[places.flatten()].view_as(places), 192)
+        context = ours.prepare(
+            DocumentLayout(None, layout.cu_seqlens, 64, window=window, queries=queries)
+        )
+        out = ours.attend(q[places.flatten()][None], k[None], v[None], context, Scores())
+        found = found.index_copy(0, places.flatten(), out[0])
+    torch.testing.assert_close(found, expected.flatten(0, 1), rtol=1e-5, atol=2e-6)
+    if backend != "flex":
+        upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
+        ours_, theirs = (
+            torch.autograd.grad(x, leaves, upstream.view_as(x)) for x in (found, expected)
+        )
+        torch.testing.assert_close(ours_, theirs, rtol=1e-5, atol=5e-6)
+
+
+def test_the_installed_varlen_attn_takes_chunks_forward_and_backward() -> None:
+    """On tensors without data: torch's own operator checks arguments, shapes and gradients."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    own = kernel_backend(lambda: varlen_kernel(varlen_attn), lambda: None)
+    with FakeTensorMode():
+        q = torch.empty(1, 32, 4, 16, dtype=torch.bfloat16, requires_grad=True)
+        k, v = (
+            torch.empty(1, 64, 2, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)
+        )
+        places = torch.empty(2, 16, dtype=torch.int64)
+        queries = Queries(places, places, 64)
+        offsets = torch.empty(9, dtype=torch.int32)
+        context = own.prepare(DocumentLayout(None, offsets, 64, window=7, queries=queries))
+        out = own.attend(q, k, v, context, Scores())
+        assert out.shape == q.shape
+        gradients = torch.autograd.grad(out.sum(), (q, k, v))
+        assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]

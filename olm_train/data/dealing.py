@@ -1,0 +1,227 @@
+"""Which of several ranks computes which tokens of a micro-batch that they share.
+
+    cu_seqlens -> query-key pairs of each of degree * k equal chunks of the flattened micro-batch
+               -> k chunks for each rank: as many tokens, and within 5 % as many pairs
+
+Documents are neither padded nor moved: a chunk begins and ends where it does. Whoever has a chunk,
+what is computed is the same, so that dealing chunks by other documents costs time and no exactness.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from olm_data.errors import UsageError
+from olm_train.data.batch import Batch
+
+Int64 = NDArray[np.int64]
+Windows = Sequence[int | None]
+"""Keys that a query sees at most, by layer; None: all of its document before it."""
+
+TOLERANCE = 0.05
+"""What the pairs of the busiest rank may lie above the mean, if smaller chunks can do better."""
+LEAST = 128
+"""Tokens of a chunk, if there are more than two for each rank."""
+
+
+def pairs_of_chunks(cu_seqlens: NDArray[np.int32], size: int, windows: Windows) -> Int64:
+    """Return the query-key pairs of each chunk of `size` tokens, summed over layers: int64 [N].
+
+    Args:
+        cu_seqlens: int32 [n], offsets of the documents; `size` divides the last one.
+        size: tokens of a chunk.
+        windows: of the layers.
+    """
+    lengths = np.diff(cu_seqlens)
+    tokens = int(cu_seqlens[-1])
+    seen = np.arange(1, tokens + 1) - np.repeat(cu_seqlens[:-1], lengths)  # int64 [T]
+    pairs = np.zeros(tokens, np.int64)
+    for window, layers in Counter(windows).items():
+        pairs += layers * (seen if window is None else np.minimum(seen, window))
+    of_chunks: Int64 = pairs.reshape(-1, size).sum(1)
+    return of_chunks
+
+
+def deal(
+    cu_seqlens: NDArray[np.int32], degree: int, windows: Windows = (None,), *, least: int = LEAST
+) -> Int64:
+    """Deal the chunks of a micro-batch to `degree` ranks.
+
+    Args:
+        cu_seqlens: int32 [n], offsets of the documents over the flattened micro-batch.
+        degree: ranks.
+        windows: of the layers.
+        least: tokens of a chunk, if there are more than two for each rank.
+
+    Returns:
+        int64 [degree, k]: the numbers of the chunks that each rank has, ascending.
+
+    Raises:
+        UsageError: the ranks cannot have as many tokens each.
+    """
+    tokens = int(cu_seqlens[-1])
+    require_equal_parts(tokens, degree)
+    each = tokens // degree
+    counts = [k for k in range(2, each + 1) if each % k == 0 and (k == 2 or each // k >= least)]
+    best, lowest = np.arange(degree, dtype=np.int64)[:, None], np.inf
+    for count in counts or [1]:
+        pairs = pairs_of_chunks(cu_seqlens, each // count, windows)
+        dealt = _dealt(pairs, degree)
+        above = imbalance(pairs, dealt)
+        if above < lowest:
+            best, lowest = dealt, above
+        if above <= TOLERANCE:
+            break
+    return best
+
+
+def imbalance(pairs: Int64, dealt: Int64) -> float:
+    """Return by how much the pairs of the busiest rank lie above the mean, as a share of it.
+
+    Args:
+        pairs: int64 [degree * k], of each chunk.
+        dealt: int64 [degree, k], see `deal`.
+    """
+    of_ranks = pairs[dealt].sum(1)
+    return float(of_ranks.max() / of_ranks.mean() - 1)
+
+
+def require_equal_parts(tokens: int, degree: int) -> None:
+    """Refuse a micro-batch that `degree` ranks cannot share in equal parts.
+
+    Raises:
+        UsageError: says which sizes next to it they could.
+    """
+    if tokens % degree:
+        low = tokens // degree * degree
+        near = " or ".join(f"{size:,}" for size in (low, low + degree) if size)
+        raise UsageError(
+            f"{degree} ranks cannot have as many tokens each of a micro-batch of {tokens:,}",
+            where="train_module.cp_config.degree",
+            why="rows are neither padded nor cut short",
+            fix=f"let rank_microbatch_size be {near}, a multiple of the mixture's sequence length; "
+            "or set a degree that divides it",
+        )
+
+
+def _dealt(pairs: Int64, degree: int) -> Int64:
+    """Give the largest chunk that is left to the rank with the fewest pairs that has room."""
+    room = len(pairs) // degree
+    sums, chunks = [0] * degree, [list[int]() for _ in range(degree)]
+    for chunk in np.argsort(-pairs, kind="stable").tolist():
+        free = (rank for rank in range(degree) if len(chunks[rank]) < room)
+        rank = min(free, key=lambda each: (sums[each], each))
+        chunks[rank].append(chunk)
+        sums[rank] += int(pairs[chunk])
+    return np.sort(np.array(chunks, np.int64), axis=1)
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """How the micro-batches of a run are dealt: called with one, it says so in `Batch.dealt`.
+
+    Attributes:
+        degree: ranks that share a micro-batch.
+        windows: of the layers.
+    """
+
+    degree: int
+    windows: tuple[int | None, ...]
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the batch with its chunks dealt, if they are not; the host looks at its offsets.
+
+        Raises:
+            UsageError: the ranks cannot have as many tokens each.
+        """
+        if batch.dealt is not None:
+            return batch
+        dealt = deal(batch.cu_seqlens.cpu().numpy(), self.degree, self.windows)
+        return replace(batch, dealt=torch.from_numpy(dealt).to(batch.cu_seqlens.device))
+
+
+def digest_of(batches: Sequence[Batch]) -> str:
+    """Return the sha256 of the tokens and labels of micro-batches, in hex; the host waits."""
+    found = sha256()
+    for batch in batches:
+        for tensor in (batch.input_ids, batch.labels, batch.cu_seqlens):
+            found.update(tensor.cpu().numpy().tobytes())
+    return found.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share(Batch):
+    """One rank's tokens of a micro-batch of b rows of S tokens: n = b * S / degree of them.
+
+    `input_ids` and `labels` are int64 [1, n], its own, in the order of the micro-batch. All else is
+    that of the whole.
+
+    Attributes:
+        whole: the micro-batch.
+        places: int64 [degree, k, n / k], where in the flattened micro-batch the tokens of each rank
+            lie, chunk by chunk, ascending.
+        rank: which of them are its own.
+        contexts: what the layers' attention needs to know, see `parallel.context`; asked in each
+            forward pass.
+    """
+
+    whole: Batch
+    places: Tensor
+    rank: int
+    contexts: Callable[[Share], Sequence[Any]]
+
+    @classmethod
+    def take(cls, whole: Batch, rank: int, contexts: Callable[[Share], Sequence[Any]]) -> Share:
+        """Return the tokens of a rank; the host does not wait for the device.
+
+        Args:
+            whole: dealt.
+        """
+        assert whole.dealt is not None
+        size = whole.input_ids.numel() // whole.dealt.numel()
+        within = torch.arange(size, device=whole.dealt.device)
+        places = whole.dealt[:, :, None] * size + within
+        own = places[rank].flatten()
+        return cls(
+            input_ids=whole.input_ids.flatten()[own][None],
+            labels=whole.labels.flatten()[own][None],
+            cu_seqlens=whole.cu_seqlens,
+            max_seqlen=whole.max_seqlen,
+            rows=whole.rows,
+            dealt=whole.dealt,
+            whole=whole,
+            places=places,
+            rank=rank,
+            contexts=contexts,
+        )
+
+    @property
+    def own(self) -> Tensor:
+        """int64 [n], where in the flattened micro-batch its tokens lie."""
+        return self.places[self.rank].flatten()
+
+    @property
+    def positions(self) -> Tensor:
+        """int32 [1, n]; place within the piece of a document on the whole row; made anew."""
+        return self.whole.positions.flatten()[self.own][None]
+
+    def through(
+        self, model: Callable[..., Any], reduce: Callable[[Any, Tensor], Any], **options: Any
+    ) -> Any:
+        """As `Batch.through`, with the head and the states of its own tokens."""
+        return model(
+            self.input_ids,
+            positions=self.positions,
+            contexts=self.contexts(self),
+            reduce=reduce,
+            **options,
+        )

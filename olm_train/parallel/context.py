@@ -1,0 +1,307 @@
+"""Context parallelism: ranks that share a micro-batch exchange what attention needs of each other.
+
+    gather    every rank gets all keys and values, and attends with its own queries
+    ulysses   every rank gets all tokens of its part of the heads, attends to them as one rank
+              does, and sends back what the others' tokens make of it
+
+All else is computed token by token. Tokens are dealt by `data/dealing.py`, and come from every rank
+in that order; here they are put into the order of the micro-batch. The gradient of what came from
+other ranks is sent back to them and summed there.
+
+Sources: DeepSpeed Ulysses (Jacobs et al., 2023); keys gathered as for Llama 3 (2024, 3.3.2).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from olm_data.errors import UsageError, ValidationError
+from olm_train.distributed.world import World
+from olm_train.model.attention import Attention
+from olm_train.model.attention_backend import (
+    Attend,
+    DocumentLayout,
+    KeySource,
+    Queries,
+    Scores,
+)
+from olm_train.model.decoder import Decoder
+from olm_train.model.mixture import DocumentBalance, MixtureConfig
+from olm_train.parallel.config import ContextParallelConfig
+from olm_train.parallel.mesh import Mesh, divisors
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The ranks that share a micro-batch, and where its tokens lie in the order they come in.
+
+    Attributes:
+        group: of the ranks.
+        order: int64 [T], places of the first rank's tokens, then of the second's, and so on.
+        rank: this one's number in the group.
+        degree: ranks.
+        shape: b, S of the micro-batch.
+    """
+
+    group: dist.ProcessGroup
+    order: Tensor
+    rank: int
+    degree: int
+    shape: tuple[int, int]
+
+    @property
+    def own(self) -> Tensor:
+        """int64 [n], places of this rank's tokens."""
+        return self.order.chunk(self.degree)[self.rank]
+
+    def all_tokens(self, x: Tensor) -> Tensor:
+        """[1, n, ...] of this rank's tokens -> [1, T, ...] of all."""
+        out: Tensor = _AllTokens.apply(x[0], self)  # type: ignore[no-untyped-call]
+        return out[None]
+
+    def own_heads(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Each [1, n, H, D], all heads of this rank's tokens -> [b, S, H / degree, D]."""
+        cut = [x[0].unflatten(1, (self.degree, -1)) for x in parts]  # [n, degree, heads, D]
+        out: Tensor = _OwnHeads.apply(torch.cat(cut, dim=2), self)  # type: ignore[no-untyped-call]
+        sizes = [x.shape[2] for x in cut]
+        return [x.unflatten(0, self.shape) for x in out.split(sizes, dim=1)]
+
+    def own_tokens(self, x: Tensor) -> Tensor:
+        """[b, S, H / degree, D] -> [1, n, H, D]."""
+        out: Tensor = _OwnTokens.apply(x.flatten(0, 1), self)  # type: ignore[no-untyped-call]
+        return out.flatten(1, 2)[None]
+
+    # Without a gradient; `x` as what comes out of the others, without the first axis.
+
+    def collect(self, x: Tensor) -> Tensor:
+        """[n, ...] -> [T, ...]."""
+        parts = x.new_empty((len(self.order), *x.shape[1:]))
+        dist.all_gather_single(parts, x.contiguous(), group=self.group)
+        return self._in_order(parts)
+
+    def sum_up(self, x: Tensor) -> Tensor:
+        """[T, ...], other values on each rank -> [n, ...], their sum at this rank's tokens."""
+        own = x.new_empty((len(self.order) // self.degree, *x.shape[1:]))
+        # an index keeps strides of its input, and a collective takes memory as it lies
+        dist.reduce_scatter_single(own, x.index_select(0, self.order), group=self.group)
+        return own
+
+    def to_heads(self, x: Tensor) -> Tensor:
+        """[n, degree, h, D] -> [T, h, D]."""
+        sent = x.transpose(0, 1).contiguous()
+        got = torch.empty_like(sent)
+        dist.all_to_all_single(got, sent, group=self.group)
+        return self._in_order(got.flatten(0, 1))
+
+    def to_tokens(self, x: Tensor) -> Tensor:
+        """[T, h, D] -> [n, degree, h, D]."""
+        sent = x.index_select(0, self.order)
+        got = torch.empty_like(sent)
+        dist.all_to_all_single(got, sent, group=self.group)
+        parts: Tensor = got.unflatten(0, (self.degree, -1))
+        return parts.transpose(0, 1).contiguous()
+
+    def _in_order(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.empty_like(x).index_copy_(0, self.order, x)
+        return found
+
+
+class _AllTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.collect(x)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        exchange: Exchange = ctx.exchange
+        return exchange.sum_up(upstream[0]), None
+
+
+class _OwnHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.to_heads(x)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        exchange: Exchange = ctx.exchange
+        return exchange.to_tokens(upstream[0]), None
+
+
+class _OwnTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.to_tokens(x)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        exchange: Exchange = ctx.exchange
+        return exchange.to_heads(upstream[0]), None
+
+
+@dataclass(frozen=True)
+class _Exchanged(KeySource):
+    """The context of a layer.
+
+    Attributes:
+        exchange: of the micro-batch.
+        context: what the back-end prepared.
+    """
+
+    exchange: Exchange
+    context: Any
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def before(self, k: Tensor) -> Tensor:
+        return self.exchange.all_tokens(k)[:, (self.exchange.own - 1).clamp(min=0)]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def attend(self, own: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        return self._attend(own, q, k, v, scores)
+
+    @abstractmethod
+    def _attend(self, own: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor: ...
+
+
+class _Gathered(_Exchanged):
+    def _attend(self, own: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        both = self.exchange.all_tokens(torch.cat((k, v), dim=2))  # [1, T, 2 K, D]
+        keys, values = both.chunk(2, dim=2)
+        return own(q, keys, values, self.context, scores)
+
+
+class _Traded(_Exchanged):
+    def _attend(self, own: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        q, k, v = self.exchange.own_heads((q, k, v))
+        return self.exchange.own_tokens(own(q, k, v, self.context, scores))
+
+
+class ContextParallel:
+    """What a decoder needs to compute a part of the tokens of each micro-batch.
+
+    Args:
+        config: degree and exchange.
+        model: the decoder.
+        mesh: of the run.
+        world: every rank of it calls this.
+
+    Raises:
+        UsageError: the model has what needs a whole row on each rank.
+    """
+
+    def __init__(
+        self, config: ContextParallelConfig, model: Decoder, mesh: Mesh, world: World
+    ) -> None:
+        require_tokens_alone(config, model)
+        self.config, self._model, self._world = config, model, world
+        groups = {ranks: dist.new_group(list(ranks)) for ranks in mesh.groups("cp")}
+        self.ranks = mesh.group(world.rank, "cp")
+        self.rank, self._group = self.ranks.index(world.rank), groups[self.ranks]
+
+    def exchange(self, places: Tensor, shape: Sequence[int]) -> Exchange:
+        """Return the exchange of a micro-batch.
+
+        Args:
+            places: of the tokens of each rank, see `Share`.
+            shape: b, S.
+        """
+        rows, length = shape
+        degree = self.config.degree
+        return Exchange(self._group, places.flatten(), self.rank, degree, (rows, length))
+
+    def contexts(
+        self,
+        places: Tensor,
+        input_ids: Tensor,
+        doc_start: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+    ) -> list[KeySource]:
+        """Return the contexts of the layers, for one forward pass and its backward pass.
+
+        Args:
+            places: int64 [degree, k, c], of the tokens of each rank.
+            input_ids, doc_start, cu_seqlens, max_seqlen: of the whole micro-batch.
+        """
+        exchange, kind = self.exchange(places, input_ids.shape), _KINDS[self.config.exchange]
+        if self.config.exchange == "ulysses":
+            found = self._model.contexts(input_ids, doc_start, cu_seqlens, max_seqlen)
+        else:
+            rows, length = input_ids.shape
+            row = torch.arange(0, rows * length, length, device=doc_start.device)
+            begins = (doc_start + row[:, None]).flatten()
+            own = places[self.rank]
+            queries = Queries(own, begins[own.flatten()].view_as(own), rows * length)
+            found = self._model.prepared(
+                DocumentLayout(None, cu_seqlens, max_seqlen, queries=queries)
+            )
+        return [kind(exchange, context) for context in found]
+
+    def require_same_rows(self, digest: str) -> None:
+        """Compare what the ranks that share micro-batches got; every rank of the run calls it.
+
+        Args:
+            digest: of this rank's micro-batches.
+
+        Raises:
+            ValidationError: they differ, on any ranks; the same error on every rank.
+        """
+        first = dict[int, tuple[int, str]]()
+        for rank, (leader, found) in enumerate(self._world.gather((self.ranks[0], digest))):
+            other, expected = first.setdefault(leader, (rank, found))
+            if found != expected:
+                raise ValidationError(
+                    f"ranks {other} and {rank} share micro-batches, and were given different rows",
+                    where="data_loader",
+                    why="each would compute its part of another text",
+                    fix="give the loader the reader of train_module.world for a rank, and its "
+                    "readers for their number",
+                )
+
+
+_KINDS: dict[str, Callable[[Exchange, Any], KeySource]] = {"gather": _Gathered, "ulysses": _Traded}
+
+
+def require_tokens_alone(config: ContextParallelConfig, model: Decoder) -> None:
+    """Refuse a model that `config` cannot spread.
+
+    Raises:
+        UsageError: what it has, and what to set instead.
+    """
+    shape, where = model.config, "train_module.cp_config"
+    for block in model.blocks:
+        kind = type(getattr(block, "attention", None))
+        if getattr(kind, "forward", None) is not Attention.forward:
+            raise UsageError(
+                f"attention by {kind.__name__} cannot exchange keys between ranks",
+                where=where,
+                why="only attention.name: grouped_query knows how",
+                fix="leave cp_config out, or use that",
+            )
+    experts = shape.feed_forward
+    if isinstance(experts, MixtureConfig) and isinstance(experts.balance, DocumentBalance):
+        raise UsageError(
+            "the balance sequence_aux needs whole documents on each rank",
+            where="model.feed_forward.balance",
+            why=f"with cp_config a document may lie on {config.degree} of them",
+            fix="use bias or global_aux, or leave cp_config out",
+        )
+    if config.exchange == "ulysses" and shape.kv_heads % config.degree:
+        fitting = [str(n) for n in divisors(shape.kv_heads) if n > 1]
+        raise UsageError(
+            f"{config.degree} ranks cannot have as many each of {shape.kv_heads} heads of keys",
+            where=f"{where}.degree",
+            why="the exchange ulysses deals heads to ranks",
+            fix=(f"set it to {' or '.join(fitting)}, or " if fitting else "")
+            + "set cp_config.exchange: gather",
+        )

@@ -1,0 +1,293 @@
+"""Context parallelism: what one rank computes, whichever ranks have which tokens.
+
+All checks of two ranks run in one launch, those of four in another (support/context_ranks.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import given
+from hypothesis import strategies as st
+from support.batches import make_batch
+from support.context_ranks import (
+    EXCHANGES,
+    LONG,
+    MODELS,
+    RECOMPUTED,
+    SETS,
+    STRATEGIES,
+    Trained,
+    all_checks,
+    batches,
+    compiled_checks,
+    four_checks,
+    of,
+    three_steps,
+)
+from support.distributed import run_ranks
+from support.expert_ranks import BALANCES, of_experts
+from support.model_options import FAMILIES
+from support.training import LENGTHS, ROWS, build, digest, full, train
+
+from olm_data.errors import UsageError
+from olm_train.data.dealing import Dealing, Share
+from olm_train.distributed.world import World
+from olm_train.model.decoder import build_decoder
+from olm_train.model.head import Head
+from olm_train.parallel.config import ContextParallelConfig, DataParallelConfig
+from olm_train.parallel.context import require_tokens_alone
+from olm_train.parallel.mesh import CUT, Mesh
+
+pytestmark = pytest.mark.xdist_group("context")  # its fixtures are made once
+
+Ranks = list[dict[Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoints")
+    module = build(model=of("grouped"))
+    train(module, [ROWS], steps=[1, 2])
+    dcp.save(module.state_dict(), checkpoint_id=path / "one")
+    return path
+
+
+@pytest.fixture(scope="module")
+def four(folder: Path) -> Ranks:
+    return run_ranks(four_checks, 4, str(folder))
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def ranks(request: pytest.FixtureRequest, folder: Path) -> Ranks:
+    if request.param == 4:
+        found: Ranks = request.getfixturevalue("four")
+        return found
+    return run_ranks(all_checks, 2, str(folder))
+
+
+def assert_alike(run: Trained, expected: Trained) -> None:
+    assert run.initial == expected.initial
+    assert run.losses == pytest.approx(expected.losses, rel=1e-6)
+    assert run.gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        far = (run.gradients[name] - gradient).abs().max() / gradient.abs().max()
+        assert far <= 1e-6, name
+    assert run.metrics.keys() == expected.metrics.keys()
+    for name, value in expected.metrics.items():
+        if "pairs" in name:  # rounded down on each rank, of each micro-batch
+            assert value - 8 < run.metrics[name] <= value
+            continue
+        exact = name.startswith("train/") and value == int(value)  # counts
+        assert run.metrics[name] == (value if exact else pytest.approx(value, rel=1e-4)), name
+
+
+@pytest.mark.parametrize(("model", "exchange"), list(product(MODELS, EXCHANGES)))
+def test_every_model_follows_one_rank(model: str, exchange: str, ranks: Ranks) -> None:
+    expected = three_steps(build(model=of(model)))
+    for rank in ranks:
+        assert_alike(rank[model, exchange], expected)
+
+
+@pytest.mark.parametrize(("data", "exchange"), list(product(SETS, EXCHANGES)))
+def test_so_do_documents_of_any_length(data: str, exchange: str, ranks: Ranks) -> None:
+    expected = three_steps(build(model=of("window")), data)
+    for rank in ranks:
+        assert_alike(rank[data, exchange], expected)
+
+
+@pytest.mark.parametrize(("recomputed", "exchange"), list(product(RECOMPUTED, EXCHANGES)))
+def test_so_do_recomputed_activations_of_several_micro_batches(
+    recomputed: str, exchange: str, ranks: Ranks
+) -> None:
+    expected = three_steps(build(model=of("grouped")), parts=2)
+    for rank in ranks:
+        assert_alike(rank[recomputed, exchange], expected)
+
+
+@pytest.mark.parametrize("balance", [name for name in BALANCES if name != "sequence_aux"])
+def test_so_do_experts(balance: str, ranks: Ranks) -> None:
+    expected = three_steps(build(model=of_experts(**BALANCES[balance])), parts=2)
+    for rank in ranks:
+        assert_alike(rank["experts", balance], expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "exchange"), list(product(STRATEGIES, EXCHANGES)))
+def test_two_readers_of_two_ranks_follow_one(strategy: str, exchange: str, four: Ranks) -> None:
+    """With hsdp a copy of the weights lies on the ranks that share rows."""
+    expected = three_steps(build(model=of("window")), parts=2)
+    for rank in four:
+        assert_alike(rank[strategy, exchange], expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "exchange"), list(product(FAMILIES, EXCHANGES)))
+def test_families_follow_one_rank(family: str, exchange: str, four: Ranks) -> None:
+    expected = three_steps(build(model=of(family)))
+    for rank in four:
+        assert_alike(rank[family, exchange], expected)
+
+
+@pytest.mark.slow
+def test_compiled_blocks_follow_one_rank(folder: Path) -> None:
+    expected = three_steps(build(model=of("window")))
+    for rank in run_ranks(compiled_checks, 2):
+        for exchange in EXCHANGES:
+            assert rank[exchange].losses == pytest.approx(expected.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_document_is_no_function_of_another_one(exchange: str, ranks: Ranks) -> None:
+    found = [rank["apart", exchange] for rank in ranks]
+    places = torch.cat([each["own"] for each in found])
+    assert places.sort().values.tolist() == list(range(4 * 256))
+    changed = torch.cat([each["changed"] for each in found])
+    assert set(changed.tolist()) <= set(range(150))
+    assert len(changed) > 100
+    module = build(model=of("window"))
+    with torch.no_grad():
+        batch = make_batch(LONG, vocab_size=8, seed=1)
+        alone = batch.through(module.model, Head.logits).flatten(0, 1)
+    for each in found:
+        torch.testing.assert_close(each["logits"], alone[each["own"]], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_rank_without_a_label_changes_nothing(exchange: str, ranks: Ranks) -> None:
+    module = build(model=of("grouped"))
+    size = 128 // len(ranks)
+    batch = make_batch([[size] * (len(ranks) - 1) + [1] * size], vocab_size=8)
+    metrics = module.train_step([batch], 1, 6)
+    expected = [float(metrics[name]) for name in ("train/CE loss", "optim/total grad norm")]
+    for rank in ranks:
+        assert rank["no label", exchange].losses == pytest.approx(expected, rel=1e-5)
+    assert ranks[-1]["no label", exchange].metrics["own labels"] == 0
+
+
+def test_a_run_goes_on_to_the_bit_and_from_and_on_one_rank(ranks: Ranks, folder: Path) -> None:
+    module = build(model=of("grouped"))
+    train(module, [ROWS], steps=[1, 2])
+    saved = digest(full(module)["model"])
+    expected = train(module, [ROWS], steps=[3, 4]).losses
+    for rank in ranks:
+        found = rank["resumed"]
+        assert found["same"]
+        assert found["loaded"] == saved
+        assert found["losses"] == pytest.approx(expected, rel=1e-5)
+    module = build(model=of("grouped"))
+    state = module.state_dict()
+    dcp.load(state, checkpoint_id=folder / f"cp{len(ranks)}")
+    module.load_state_dict(state)
+    alone = train(module, [ROWS], steps=[3, 4]).losses
+    assert alone == pytest.approx(ranks[0]["resumed"]["rest"], rel=1e-5)
+
+
+def test_different_rows_on_ranks_that_share_them_are_refused(ranks: Ranks) -> None:
+    for rank in ranks:
+        assert "ranks 0 and 1 share micro-batches, and were given different rows" in rank["refused"]
+
+
+def test_the_host_waits_for_no_device(ranks: Ranks) -> None:
+    assert [rank["waits"] for rank in ranks] == [[{}, {}]] * len(ranks)
+
+
+def test_a_loader_of_torch_gives_readers_their_rows(ranks: Ranks) -> None:
+    rows = make_batch(LENGTHS, vocab_size=8)
+    metrics = build(model=of("grouped")).train_step([(rows.input_ids, rows.labels)], 1, 6)
+    for rank in ranks:
+        assert rank["torch"] == (pytest.approx(float(metrics["train/CE loss"]), rel=1e-6), ROWS)
+
+
+def test_losses_of_labels_are_shown_as_on_one_rank(ranks: Ranks) -> None:
+    module, seen = build(model=of("grouped")), list[Any]()
+    module.watch_losses = lambda batch, by_label: seen.append((batch.rows, batch.labels, by_label))
+    module.train_step(batches(1, LENGTHS, 2, World()), 1, 6)
+    for rank in ranks:
+        for (rows, labels, losses), found in zip(seen, rank["seen"], strict=True):
+            assert torch.equal(found[0], rows)
+            assert torch.equal(found[1], labels)
+            torch.testing.assert_close(found[2], losses)
+
+
+# ---- one process ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_positions_of_a_share_are_those_in_the_document(degree: int) -> None:
+    whole = Dealing(degree, (None,))(make_batch(LONG, vocab_size=8))
+    for rank in range(degree):
+        share = Share.take(whole, rank, lambda share: [])
+        places = share.own
+        assert torch.equal(share.positions[0], whole.positions.flatten()[places])
+        assert torch.equal(share.labels[0], whole.labels.flatten()[places])
+        assert torch.equal(share.input_ids[0], whole.input_ids.flatten()[places])
+
+
+@given(
+    st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.data()
+)  # fmt: skip
+def test_the_world_reads_what_the_mesh_says(
+    replicas: int, shards: int, cp: int, data: st.DataObject
+) -> None:
+    mesh = Mesh(dp_replicate=replicas, dp_shard=shards, cp=cp)
+    rank = data.draw(st.integers(0, mesh.size - 1))
+    world, place = World(rank=rank, size=mesh.size, sharers=mesh.cp), mesh.place(rank)
+    assert (world.reader, world.readers) == (place.reader, place.readers)
+    assert world.speaks == (mesh.group(rank, "cp")[0] == rank)
+    first, last = sorted(data.draw(st.tuples(*[st.integers(0, mesh.size - 1)] * 2)))
+    near = replace(world, neighbours=range(first, last + 1)).near_readers
+    assert near is not None
+    assert {*near} == {mesh.place(other).reader for other in range(first, last + 1)}
+    assert world.near_readers is None
+
+
+def test_degrees_that_do_not_divide_are_refused_with_those_that_do() -> None:
+    config = DataParallelConfig()
+    with pytest.raises(UsageError, match="degree 3 does not divide the 4 ranks") as error:
+        config.mesh(4, cp=3)
+    assert "2 or 4" in str(error.value)
+    with pytest.raises(UsageError, match="degree 2 does not divide the 1 rank"):
+        config.mesh(1, cp=2)
+    with pytest.raises(UsageError, match="3 ranks cannot have as many tokens each") as error:
+        build(rank_microbatch_size=32, cp_config=ContextParallelConfig(degree=3))
+    assert "30 or 33" in str(error.value)
+
+
+def test_weights_are_cut_over_ranks_that_share_rows_too() -> None:
+    assert DataParallelConfig().mesh(8, cp=4) == Mesh(dp_shard=2, cp=4)
+    mesh = DataParallelConfig(name="hsdp", num_replicas=2).mesh(8, cp=2)
+    assert mesh == Mesh(dp_replicate=2, dp_shard=2, cp=2)
+    assert mesh.degree(*CUT.sharded) == 4
+    assert DataParallelConfig(name="ddp").mesh(8, cp=2) == Mesh(dp_replicate=4, cp=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({"n_kv_heads": 2}, {"degree": 4, "exchange": "ulysses"}, "set it to 2, or set"),
+        ({"n_kv_heads": 1}, {"degree": 2, "exchange": "ulysses"}, "exchange: gather"),
+    ],
+)
+def test_heads_that_cannot_be_dealt_are_refused_with_what_to_set(
+    change: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    model = build_decoder(replace(of("grouped"), **change), device="meta")
+    with pytest.raises(UsageError, match=message):
+        require_tokens_alone(ContextParallelConfig(**options), model)
+
+
+def test_what_needs_whole_documents_on_a_rank_is_refused_by_name() -> None:
+    model = build_decoder(of_experts(**BALANCES["sequence_aux"]), device="meta")
+    with pytest.raises(UsageError, match="sequence_aux"):
+        require_tokens_alone(ContextParallelConfig(degree=2), model)
+    model = build_decoder(of("grouped"), device="meta")
+    model.blocks[1].attention = torch.nn.Linear(4, 4, device="meta")
+    with pytest.raises(UsageError, match="attention by Linear"):
+        require_tokens_alone(ContextParallelConfig(degree=2), model)

@@ -1,0 +1,276 @@
+"""What each of two or four ranks does for tests/olm_train/parallel/test_context.py; by name.
+
+One call for all of it: starting processes is what costs time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from support.batches import make_batch
+from support.expert_ranks import BALANCES, of_experts
+from support.model_options import FAMILIES
+from support.training import LENGTHS, MODEL, ROWS, Run, build, cut, digest, full, train
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from olm_data.errors import OlmError
+from olm_train.data.batch import Batch
+from olm_train.data.dealing import Dealing, Share
+from olm_train.distributed.world import World
+from olm_train.extensions.any_model.torch_loader import TorchDataLoader
+from olm_train.model.config import DecoderConfig
+from olm_train.model.head import Head
+from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
+from olm_train.parallel.config import ContextParallelConfig
+from olm_train.train_module import TransformerTrainModule
+from tests.olm_train.test_host_syncs import Syncs
+
+EXCHANGES = ("gather", "ulysses")
+BY_ROW = [1] * ROWS
+"""Micro-batches of `training.train` in which a rank has a part of each row."""
+CHUNK = 4
+"""Tokens of a chunk here: documents, and rows, lie on several ranks."""
+LONG = [[150, 3, 103], [256], [1] * 200 + [56], [256]]
+SETS = {"documents": LENGTHS, "whole rows": [[32]] * ROWS, "long": LONG}
+MODELS: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "math": {"attention": {"backend": "math", "qk_norm": "head"}},
+    "window": {"attention": {"sliding_window": (6, -1)}},
+    "full QK-norm": {"attention": {"qk_norm": "full"}, "block": "reordered_norm"},
+    "softcap": {"attention": {"softcap": 2.0, "query_pre_attn_scalar": 12.0}},
+    "shifted keys": {"attention": {"shift_keys": True, "qk_norm": None}},
+}
+STRATEGIES: dict[str, dict[str, Any]] = {"fsdp": {}, "hsdp": {"num_replicas": 2}, "ddp": {}}
+RECOMPUTED = {
+    "full": ActivationCheckpointingConfig(mode="full"),
+    "ops": ActivationCheckpointingConfig(mode="selected_ops"),
+}
+
+
+def of(name: str) -> DecoderConfig:
+    """A model whose heads of keys four ranks can share."""
+    return MODEL.changed(**{"n_heads": 8, "n_kv_heads": 4, **(MODELS | FAMILIES)[name]})
+
+
+@dataclass
+class Trained:
+    """What a run of three steps did; gradients are those of its first step."""
+
+    initial: str = ""
+    losses: list[float] = field(default_factory=list)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def batches(step: int, lengths: Sequence[Sequence[int]], parts: int, world: World) -> list[Batch]:
+    """The rows of this rank's reader, in so many micro-batches, the first of one row if several."""
+    whole = make_batch(lengths, vocab_size=8, seed=step)
+    share = len(lengths) // world.readers
+    first = world.reader * share
+    ends = [first + share] if parts == 1 else [first + 1, first + share]
+    return [at_random(cut(whole, a, b), world) for a, b in zip([first, *ends], ends, strict=False)]
+
+
+def at_random(batch: Batch, world: World) -> Batch:
+    """Deal chunks by chance: whoever has which, the results are the same."""
+    order = torch.randperm(
+        batch.input_ids.numel() // CHUNK, generator=torch.Generator().manual_seed(3)
+    )
+    return replace(batch, dealt=order.view(world.sharers, -1).sort(1).values)
+
+
+def three_steps(module: TransformerTrainModule, data: str = "documents", parts: int = 1) -> Trained:
+    run = Trained(initial=digest(full(module)["model"]))
+
+    def take() -> None:
+        for name, p in module.model.named_parameters():
+            if p.grad is not None:
+                whole = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
+                run.gradients.setdefault(name, whole.clone())
+
+    module.gradients_ready = take
+    for step in (1, 2, 3):
+        metrics = module.train_step(batches(step, SETS[data], parts, module.world), step, 6)
+        run.losses.append(float(metrics["train/CE loss"]))
+        run.metrics |= {f"{name} {step}": float(value) for name, value in metrics.items()}
+    return run
+
+
+def context(degree: int, exchange: str = "gather", **options: Any) -> dict[str, Any]:
+    """Options of `build`."""
+    cp = ContextParallelConfig(degree=degree, exchange=exchange)  # type: ignore[arg-type]
+    return {"cp_config": cp, **options}
+
+
+def all_checks(folder: str) -> dict[Any, Any]:
+    """Run every check on this rank; `folder` holds a checkpoint of one rank, and gets ours."""
+    world = World(rank=dist.get_rank(), size=dist.get_world_size())
+    results: dict[Any, Any] = {}
+    for exchange in EXCHANGES:
+        for name in MODELS:
+            module = build("fsdp", world=world, model=of(name), **context(world.size, exchange))
+            results[name, exchange] = three_steps(module)
+        for data in SETS:
+            results[data, exchange] = three_steps(
+                build("ddp", world=world, model=of("window"), **context(world.size, exchange)), data
+            )
+        for name, ac in RECOMPUTED.items():
+            options = context(world.size, exchange, ac_config=ac)
+            module = build("fsdp", world=world, model=of("grouped"), **options)
+            results[name, exchange] = three_steps(module, parts=2)
+        results["apart", exchange] = _apart(world, exchange)
+        results["no label", exchange] = _no_label(world, exchange)
+    for balance, options in BALANCES.items():
+        if balance != "sequence_aux":
+            module = build(
+                "fsdp", world=world, model=of_experts(**options), **context(world.size, "gather")
+            )
+            results["experts", balance] = three_steps(module, parts=2)
+    results["resumed"] = _resumed(world, Path(folder))
+    results["refused"] = _refused(world)
+    results["seen"] = _seen(world)
+    results["waits"] = [_waits(world, exchange) for exchange in EXCHANGES]
+    results["torch"] = _torch(world)
+    return results
+
+
+def four_checks(folder: str) -> dict[Any, Any]:
+    """Run every check of this rank, one of four."""
+    results = all_checks(folder)
+    world = World(rank=dist.get_rank(), size=dist.get_world_size())
+    for exchange in EXCHANGES:
+        for name in FAMILIES:
+            module = build("fsdp", world=world, model=of(name), **context(world.size, exchange))
+            results[name, exchange] = three_steps(module)
+        for name, sharing in STRATEGIES.items():
+            options = {"sharing": sharing, "model": of("window"), **context(2, exchange)}
+            results[name, exchange] = three_steps(build(name, world=world, **options), parts=2)
+    return results
+
+
+def compiled_checks() -> dict[str, Trained]:
+    """Runs of compiled blocks, with a window and without."""
+    world = World(rank=dist.get_rank(), size=dist.get_world_size())
+    return {
+        exchange: three_steps(
+            build(world=world, model=of("window"), **context(2, exchange, compile_model=True))
+        )
+        for exchange in EXCHANGES
+    }
+
+
+def _logits(module: TransformerTrainModule, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Places of this rank's tokens, and their logits."""
+    (share,) = module._shares([batch])
+    assert isinstance(share, Share)
+    with torch.no_grad():
+        return share.own, share.through(module._forward, Head.logits)[0]
+
+
+def _apart(world: World, exchange: str) -> dict[str, Any]:
+    """Logits of this rank's tokens, and which of them another first document changes."""
+    module = build("fsdp", world=world, model=of("window"), **context(world.size, exchange))
+    batch = at_random(make_batch(LONG, vocab_size=8, seed=1), module.world)
+    own, logits = _logits(module, batch)
+    ids = batch.input_ids.clone()
+    ids[0, :150] = (ids[0, :150] + 1) % 8
+    changed = (_logits(module, replace(batch, input_ids=ids))[1] != logits).any(-1)
+    return {"own": own, "logits": logits, "changed": own[changed]}
+
+
+def _no_label(world: World, exchange: str) -> Trained:
+    """The last rank has the second row alone, in which no token has a label."""
+    module = build("fsdp", world=world, model=of("grouped"), **context(world.size, exchange))
+    batch = make_batch([[128 // world.size] * (world.size - 1) + [1] * (128 // world.size)],
+                       vocab_size=8)  # fmt: skip
+    dealt = torch.arange(2 * world.size).view(world.size, 2)
+    metrics = module.train_step([replace(batch, dealt=dealt)], 1, 6)
+    own = module._shares([replace(batch, dealt=dealt)])[0].labels
+    return Trained(
+        losses=[float(metrics["train/CE loss"]), float(metrics["optim/total grad norm"])],
+        metrics={"own labels": int((own >= 0).sum())},
+    )
+
+
+def _resumed(world: World, folder: Path) -> dict[str, Any]:
+    """A run that goes on from what one rank saved, one that is interrupted here, one to go on."""
+
+    def fresh() -> TransformerTrainModule:
+        return build("fsdp", world=world, model=of("grouped"), **context(world.size))
+
+    def load(module: TransformerTrainModule, name: str) -> str:
+        state = module.state_dict()
+        dcp.load(state, checkpoint_id=folder / name)
+        module.load_state_dict(state)
+        return digest(full(module)["model"])
+
+    module = fresh()
+    loaded = load(module, "one")
+    from_one = train(module, BY_ROW, steps=[3, 4])
+    whole = train(fresh(), BY_ROW, steps=[1, 2, 3, 4])
+    module = fresh()
+    train(module, BY_ROW, steps=[1, 2])
+    dcp.save(module.state_dict(), checkpoint_id=folder / f"cp{world.size}")
+    module = fresh()
+    with torch.no_grad():
+        for parameter in module.model.parameters():
+            parameter.zero_()
+    load(module, f"cp{world.size}")
+    rest: Run = train(module, BY_ROW, steps=[3, 4])
+    return {
+        "loaded": loaded,
+        "losses": from_one.losses,
+        "rest": rest.losses,
+        "same": (rest.losses, digest(rest.weights)) == (whole.losses[2:], digest(whole.weights)),
+    }
+
+
+def _refused(world: World) -> str:
+    """What is said where ranks that share a micro-batch got different rows."""
+    module = build("fsdp", world=world, model=of("grouped"), **context(world.size))
+    try:
+        module.train_step([make_batch(LENGTHS, vocab_size=8, seed=world.rank)], 1, 6)
+    except OlmError as error:
+        return str(error)
+    return ""
+
+
+def _waits(world: World, exchange: str) -> dict[str, int]:
+    """Operators of a step that make the host wait, where the loader has dealt the chunks."""
+    module = build("fsdp", world=world, model=of("window"), **context(world.size, exchange))
+    deal = Dealing(world.size, module.model.config.windows)
+    first, second = ([deal(b) for b in batches(n, LENGTHS, 2, module.world)] for n in (1, 2))
+    module.train_step(first, 1, 6)
+    with Syncs() as syncs:
+        module.train_step(second, 2, 6)
+    return dict(syncs.calls)
+
+
+def _torch(world: World) -> tuple[float, int]:
+    """A loader of torch that is told the module's world gives the ranks of a reader the same."""
+    module = build("fsdp", world=world, model=of("grouped"), **context(2))
+    rows = make_batch(LENGTHS, vocab_size=8)
+    data = TensorDataset(rows.input_ids, rows.labels)
+    here = module.world
+    sampler = DistributedSampler(data, num_replicas=here.readers, rank=here.reader, shuffle=False)  # type: ignore[var-annotated]
+    plain = DataLoader(data, batch_size=ROWS // here.readers, sampler=sampler)
+    loader = TorchDataLoader(plain, world=here)
+    metrics = module.train_step(next(iter(loader)), 1, 6)
+    return float(metrics["train/CE loss"]), loader.global_batch_size
+
+
+def _seen(world: World) -> list[tuple[list[int], list[int], Tensor]]:
+    """What is shown of the losses of labels: rows, places without a loss, and the losses."""
+    module = build("fsdp", world=world, model=of("grouped"), **context(world.size))
+    seen: list[Any] = []
+    module.watch_losses = lambda batch, by_label: seen.append((batch.rows, batch.labels, by_label))
+    module.train_step(batches(1, LENGTHS, 2, module.world), 1, 6)
+    return seen
