@@ -106,7 +106,7 @@ def choose(
     need = need_of_decoder(
         model, module, machine, sequence_length=sequence_length, micro_batches=micro_batches
     )
-    ways = candidates(machine, module.dp_config, sharers=module.sharers)
+    ways = candidates(machine, module.dp_config, sharers=module.sharers, dealt=module.dealt)
     chosen, lines = cheapest(goal, machine, ways, need)
     return chosen, [f"parallel: {goal}: {lines[0]}", *lines[1:]]
 
@@ -181,17 +181,21 @@ def cheapest(
     return chosen[2], lines
 
 
-def candidates(machine: Machine, given: DataParallelConfig, *, sharers: int = 1) -> Ways:
+def candidates(
+    machine: Machine, given: DataParallelConfig, *, sharers: int = 1, dealt: int = 1
+) -> Ways:
     """Return ways to share the weights, in words and as options, least exchange first.
 
     Args:
         given: its dtypes are kept.
         sharers: ranks that share a micro-batch, and a copy of the weights too if those are cut.
+        dealt: ranks of a copy of the weights that have other experts.
     """
     found: list[tuple[str, dict[str, Any]]] = []
-    if given.reduce_dtype == "float32":  # ddp sums in nothing else
+    if given.reduce_dtype == "float32" and dealt == 1:  # ddp sums in nothing else
         found.append(("ddp: whole on each rank", {"name": "ddp"}))
     copies = machine.world_size // sharers % machine.nodes == 0  # one on each machine
+    copies &= machine.world_size // machine.nodes % dealt == 0
     if 1 < machine.nodes < machine.world_size and copies:
         found += [
             (f"hsdp: {machine.nodes} copies, kept from forward to backward",

@@ -102,6 +102,10 @@ class Router(nn.Module):
         return F.linear(x.to(torch.float32), weight)
 
 
+EXPERT_TENSORS = (".experts.w_gate_up", ".experts.w_down")
+"""Names of parameters of `Experts` end so."""
+
+
 class Experts(nn.Module):
     """SwiGLU layers side by side: w_gate_up [E, 2 h, d], w_down [E, d, h].
 

@@ -1,7 +1,8 @@
 """Spread a decoder over data-parallel processes: one function, fixed order.
 
     compute dtype -> activation checkpointing -> compile each block
-                  -> experts dealt to ranks -> FSDP2 each block, then the root -> memory for the weights -> DDP
+                  -> experts dealt to ranks
+                  -> FSDP2 each block, then the root -> memory for the weights -> DDP
 
 At world size 1 nothing is wrapped. HSDP is FSDP2 over a mesh of two dimensions. The weights get
 their values afterwards: drawn (`model/init.py`) or loaded.

@@ -131,8 +131,9 @@ class DataParallelConfig(Config):
             replicas, shards = (1, None) if self.shards else (None, 1)
         elif replicas is None and shards is None:
             replicas = nodes
-        degrees = {"dp_replicate": replicas, "dp_shard": shards}
-        mesh = Mesh.over(world_size, **degrees, cp=cp, ep=ep, called=_CALLED)
+        mesh = Mesh.over(
+            world_size, dp_replicate=replicas, dp_shard=shards, cp=cp, ep=ep, called=_CALLED
+        )
         keep, cut = self.reshard_after_forward, mesh.degree(*CUT.sharded)
         if not isinstance(keep, bool) and cut % keep:
             raise UsageError(

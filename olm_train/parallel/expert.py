@@ -53,9 +53,8 @@ class DealtExperts:
         to, of = torch.stack((sent.sum(1), received.sum(1))).tolist()
         here: Tensor = _Exchanged.apply(rows, to, of, self._group)  # type: ignore[no-untyped-call]
         numbers = torch.arange(sent.shape[1], device=rows.device).repeat(self._ranks)
-        order = numbers.repeat_interleave(received.flatten(), output_size=sum(of)).argsort(
-            stable=True
-        )
+        numbers = numbers.repeat_interleave(received.flatten(), output_size=sum(of))
+        order = numbers.argsort(stable=True)
         places = inverse(order)
         here = Reordered.apply(here, places, order)  # type: ignore[no-untyped-call]
         ends = received.sum(0).cumsum(0).to(torch.int32)
@@ -98,8 +97,8 @@ def deal_experts(
     Their parameters become DTensors over the ranks that they are dealt to.
 
     Returns:
-        What FSDP2 asks of each parameter: those of experts are to be cut by the rows of each matrix,
-        over ranks of their own; None: another parameter.
+        What FSDP2 asks of each parameter: those of experts are to be cut by the rows of each
+        matrix, over ranks of their own; None: another parameter.
 
     Raises:
         UsageError: the model has no experts, or some that cannot be dealt or cut so.
@@ -115,15 +114,20 @@ def deal_experts(
         mixture.through = DealtExperts(ranks.get_group("ep"))
         for name, whole in list(mixture.experts.named_parameters()):
             own = whole.detach()[: len(whole) // mesh.ep].clone()
-            cut = DTensor.from_local(own, ranks["ep"], [Shard(0)], run_check=False)
-            setattr(mixture.experts, name, nn.Parameter(cut, requires_grad=whole.requires_grad))
+            mine = DTensor.from_local(own, ranks["ep"], [Shard(0)], run_check=False)
+            setattr(mixture.experts, name, nn.Parameter(mine, requires_grad=whole.requires_grad))
     rest = ranks[axes[:-1]]
     if rest.ndim == 1:
         info = FSDPMeshInfo(rest, shard_mesh_dim=0)
     else:
         info = HSDPMeshInfo(rest, shard_mesh_dim=1, replicate_mesh_dim=0)
     cut = ShardPlacementResult(Shard(1), info)
-    return lambda parameter: cut if isinstance(parameter, DTensor) else None
+
+    def placement(parameter: nn.Parameter) -> ShardPlacementResult | None:
+        tensor: Tensor = parameter
+        return cut if isinstance(tensor, DTensor) else None
+
+    return placement
 
 
 def require_dealable(model: Decoder, mesh: Mesh) -> None:
