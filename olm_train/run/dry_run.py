@@ -149,6 +149,7 @@ def _schedule(config: RunConfig, loader: DataLoader, mesh: Mesh) -> Iterator[str
             when = f"steps {steps.start + 1:,} to {steps.stop:,}, {size:,} tokens each"
         micro = size // (module.rank_microbatch_size * loader.world_size)
         shared = f", {mesh.cp} to a micro-batch," if mesh.cp > 1 else ""
+        shared += f"{'' if shared else ','} experts dealt to {mesh.ep}," if mesh.ep > 1 else ""
         batches = f"{micro} micro-batch{'es' * (micro > 1)} of"
         yield (
             f"{when}: {counted(mesh.size, 'rank')}{shared} x {batches} "

@@ -39,7 +39,7 @@ from olm_train.parallel.mesh import Mesh
 pytestmark = pytest.mark.xdist_group("dealt")  # its fixtures are made once
 
 Ranks = list[dict[Any, Any]]
-QUICK = ["muon", "skip_step_lion", "foreach", "limit"]
+QUICK = ["muon", "limit"]
 """Optimisers of two ranks: four have all."""
 
 
