@@ -18,15 +18,17 @@ from support.context_ranks import context
 from support.expert_ranks import BALANCES, MUON, RECOMPUTED, Trained, of_experts, three_steps
 from support.parallel_checks import OPTIMIZERS, Traffic
 from support.training import build, digest, full, micro_batches, train
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from olm_train.distributed.world import World
-from olm_train.model.mixture import Router
+from olm_train.model.mixture import Experts, Router
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.averaging import local
 from olm_train.optim.given import NamedOptim
 from olm_train.optim.groups import GroupOverride
 from olm_train.parallel.config import ExpertParallelConfig
+from olm_train.parallel.expert import _Exchanged
 from olm_train.train_module import TransformerTrainModule
 
 Layout = tuple[str, int, str, int]
@@ -100,7 +102,12 @@ def all_checks(folder: str, layouts: list[Layout], optims: Sequence[str]) -> dic
     each = of_experts(n_experts=size, top_k=1)
     results["one each"] = three_steps(dealt(size, model=each), [share])
     lonely = to_one_expert(dealt(model=of_experts(top_k=1)))
+    rows = results["rows of products"] = set[int]()
+    for each in lonely.model.modules():
+        if isinstance(each, Experts):
+            each.register_forward_pre_hook(lambda _m, args: rows.add(len(args[0])))
     results["one for all"] = three_steps(lonely, [share])
+    results["transposed"] = _transposed()
     results["odd"] = odd_steps(dealt())
     for name in optims:
         results["optim", name] = train(dealt(optim=OPTIMS[name]), [share])
@@ -128,6 +135,15 @@ def four_checks(folder: str) -> dict[Any, Any]:
         [2],
     )
     return results
+
+
+def eight_checks() -> dict[Any, Any]:
+    """Run every check of this rank, one of eight: each axis has two."""
+    return {
+        "hsdp": three_steps(dealt(2, "hsdp"), [1]),
+        "context": three_steps(dealt(2, "hsdp", **context(2)), [2]),
+        "muon": train(dealt(2, "hsdp", optim=MUON), [1]),
+    }
 
 
 def compiled_checks() -> Trained:
@@ -192,6 +208,19 @@ def _held() -> dict[str, Any]:
     states = [each for state in module.optimizer.state.values() for each in state.values()]
     found["state"] = sum(each.nbytes for each in map(local, states))
     return found
+
+
+def _transposed() -> tuple[Tensor, Tensor]:
+    """Gradient of what is sent around, of one that lies column by column; and what it should be."""
+    size, group = dist.get_world_size(), dist.group.WORLD
+    weight = torch.arange(6.0 * size).view(3, 2 * size)
+    sent = torch.zeros(2 * size, 3, requires_grad=True)
+    each = [2] * size
+    got = _Exchanged.apply(sent, each, each, group)  # type: ignore[no-untyped-call]
+    (got.T * weight).sum().backward()
+    assert sent.grad is not None
+    first = 2 * dist.get_rank()
+    return sent.grad, weight.T[first : first + 2].repeat(size, 1)
 
 
 def _traffic(recomputed: str) -> int:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed.checkpoint as dcp
 from support.dealt_ranks import (
     OPTIMS,
     SOME,
     all_checks,
     compiled_checks,
+    eight_checks,
     four_checks,
     odd_steps,
     to_one_expert,
@@ -99,6 +101,14 @@ def test_ranks_that_get_no_token(ranks: Ranks) -> None:
     assert alone.counts[:, 1:].sum() == 0
     for rank in ranks:
         assert_alike(rank["one for all"], alone)
+    assert min(ranks[0]["rows of products"]) > 1
+    assert ranks[1]["rows of products"] == {1}  # of zeros: not all devices multiply no rows
+
+
+def test_a_gradient_may_lie_column_by_column(ranks: Ranks) -> None:
+    for rank in ranks:
+        found, expected = rank["transposed"]
+        assert torch.equal(found, expected)
 
 
 def test_tokens_that_are_no_multiple_of_anything(ranks: Ranks) -> None:
@@ -201,6 +211,15 @@ def test_ranks_that_share_rows_follow_one_rank(degree: int, four: Ranks) -> None
 def test_weights_in_the_memory_of_the_host_follow_one_rank(single: Trained, four: Ranks) -> None:
     for rank in four:
         assert_alike(rank["offload"], single)
+
+
+@pytest.mark.slow
+def test_copies_of_dealt_and_cut_experts_follow_one_rank(single: Trained) -> None:
+    muon = train(build(model=of_experts(), optim=OPTIMS["muon"]), [ROWS])
+    for rank in run_ranks(eight_checks, 8):
+        assert_alike(rank["hsdp"], single)
+        assert_alike(rank["context"], single)
+        assert rank["muon"].losses == pytest.approx(muon.losses, rel=1e-4)
 
 
 @pytest.mark.slow
