@@ -109,6 +109,12 @@ def all_checks(folder: str, layouts: list[Layout], optims: Sequence[str]) -> dic
     results["one for all"] = three_steps(lonely, [share])
     results["transposed"] = _transposed()
     results["odd"] = odd_steps(dealt())
+    small = of_experts(capacity_factor=0.7)
+    world = World(rank=dist.get_rank(), size=size)
+    results["capacity"] = [
+        three_steps(module, [share])
+        for module in (dealt(model=small), build("fsdp", world=world, model=small))
+    ]
     for name in optims:
         results["optim", name] = train(dealt(optim=OPTIMS[name]), [share])
     results["bfloat16"] = three_steps(dealt(param_dtype="bfloat16"), [share])

@@ -111,6 +111,13 @@ def test_a_gradient_may_lie_column_by_column(ranks: Ranks) -> None:
         assert torch.equal(found, expected)
 
 
+def test_a_capacity_drops_what_it_drops_where_each_rank_has_all_experts(ranks: Ranks) -> None:
+    for rank in ranks:
+        found, expected = rank["capacity"]
+        assert expected.metrics["experts/dropped"] > 0
+        assert_alike(found, expected)
+
+
 def test_tokens_that_are_no_multiple_of_anything(ranks: Ranks) -> None:
     expected = odd_steps(build(model=of_experts()))
     for rank in ranks:
