@@ -107,6 +107,7 @@ class TransformerTrainModule(GradientStep):
             config.dp_config,
             world,
             cp=mesh.cp,
+            ep=mesh.ep,
             checkpointing=config.ac_config,
             compiling=config.compile_config if compiling else None,
         )

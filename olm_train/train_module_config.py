@@ -17,7 +17,11 @@ from olm_train.optim.schedule import AnySchedule, Constant
 from olm_train.optim.schedule_base import LRScaling, Schedule
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.compiling import CompileConfig
-from olm_train.parallel.config import ContextParallelConfig, DataParallelConfig
+from olm_train.parallel.config import (
+    ContextParallelConfig,
+    DataParallelConfig,
+    ExpertParallelConfig,
+)
 from olm_train.parallel.mesh import Mesh
 from olm_train.stability.gate import NonFinite
 
@@ -38,6 +42,8 @@ class TransformerTrainModuleConfig(Config):
         dp_config: data parallelism and precision.
         cp_config: context parallelism: several ranks [share each
             micro-batch](../how-to/train-long-rows.md). Default: none do.
+        ep_config: expert parallelism: [experts are dealt to
+            ranks](../how-to/train-experts.md#on-many-gpus). Default: each rank computes with all.
         loss: cross entropy, its implementation and the z-loss.
         ac_config: activation checkpointing.
         compile_model: `torch.compile` for each block, static shapes, and for the loss if
@@ -61,6 +67,7 @@ class TransformerTrainModuleConfig(Config):
     max_grad_norm: PositiveFloat | None = 1.0
     dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
     cp_config: ContextParallelConfig | None = None
+    ep_config: ExpertParallelConfig | None = None
     loss: Annotated[LossConfig, Parts(OwnLoss, "olm_train.losses")] = field(
         default_factory=LossConfig
     )
@@ -83,6 +90,11 @@ class TransformerTrainModuleConfig(Config):
         """Ranks that share a micro-batch."""
         return 1 if self.cp_config is None else self.cp_config.degree
 
+    @property
+    def dealt(self) -> int:
+        """Ranks that the experts are dealt to."""
+        return 1 if self.ep_config is None else self.ep_config.degree
+
     def mesh(self, world_size: int, nodes: int = 1) -> Mesh:
         """Return which rank of a run does what; see `DataParallelConfig.mesh`."""
-        return self.dp_config.mesh(world_size, nodes, cp=self.sharers)
+        return self.dp_config.mesh(world_size, nodes, cp=self.sharers, ep=self.dealt)

@@ -23,6 +23,7 @@ from olm_train.estimate.device_defaults import AUTO, Capability, resolve
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import build_decoder
 from olm_train.model.loss import LOGITS_BYTES
+from olm_train.model.mixture import EXPERT_TENSORS
 from olm_train.model.part import FP32, Saved
 from olm_train.optim.base import OptimConfig
 from olm_train.parallel.mesh import CUT
@@ -101,6 +102,7 @@ class TrainingTensors:
         microbatch: int,
         sequence_length: int,
         shards: int = 1,
+        dealt: int = 1,
         param_dtype: str = "float32",
         kept: float = 1.0,
         loss_tokens: int | None = None,
@@ -116,6 +118,7 @@ class TrainingTensors:
             sequence_length: tokens of a row.
             shards: ranks that share one copy of weights, gradients and optimiser state: 1 for DDP
                 and for one rank, the world size for FSDP, one group of it for HSDP.
+            dealt: ranks that have other experts, of those.
             param_dtype: dtype of the computation, "float32" or "bfloat16".
             kept: share of what the blocks would keep that is kept: 1 without activation
                 checkpointing, 0 if each block keeps its input only.
@@ -128,7 +131,12 @@ class TrainingTensors:
             keys: keys of a layer, and values, for each token: those of other ranks too.
         """
         model, size = self.model, _ITEMSIZE[param_dtype]
-        own = {name: _shard(shape, shards) for name, shape in self.parameters.items()}
+        whole, own = dict[str, int](), dict[str, int]()
+        for name, shape in self.parameters.items():
+            whole[name], own[name] = math.prod(shape), _shard(shape, shards)
+            if dealt > 1 and name.endswith(EXPERT_TENSORS):
+                whole[name] //= dealt
+                own[name] = whole[name] // (shards // dealt)
         per_block, block_input = block_bytes(model, sequence_length, param_dtype)
         per_block += (keys - 1) * size * 2 * model.kv_heads * model.head_size
         blocks = model.n_layers * (kept * per_block + (1 - kept) * block_input)
@@ -140,7 +148,7 @@ class TrainingTensors:
         here = 0 if offload else 1
         return Memory(
             weights=here * FP32 * sum(own.values()),
-            gradients=FP32 * sum(map(math.prod, self.parameters.values()))
+            gradients=FP32 * sum(whole.values())
             if accumulates
             else here * FP32 * sum(own.values()),
             optimizer=here
@@ -148,17 +156,19 @@ class TrainingTensors:
                 same * own[name] // math.prod(self.parameters[name]) + other
                 for name, (same, other) in self.state.items()
             ),
-            gathered=self._gathered(shards, size, reshard=reshard_after_forward),
+            gathered=self._gathered(whole, shards, size, reshard=reshard_after_forward),
             activations=round(microbatch * (blocks + around) + max(again - logits, 0)),
             logits=logits,
         )
 
-    def _gathered(self, shards: int, size: int, *, reshard: bool | int) -> int:
-        """Bytes of whole weights beside the rank's own part."""
+    def _gathered(
+        self, whole: Mapping[str, int], shards: int, size: int, *, reshard: bool | int
+    ) -> int:
+        """Bytes of whole weights, of so many elements, beside the rank's own part."""
         blocks: dict[str, int] = {}
         root = table = 0
-        for name, shape in self.parameters.items():
-            parts, numel = name.split("."), math.prod(shape)
+        for name, numel in whole.items():
+            parts = name.split(".")
             if parts[0] == "blocks":
                 blocks[parts[1]] = blocks.get(parts[1], 0) + numel
             elif parts[0] == "embeddings" and not self.model.head.tied:
@@ -210,6 +220,7 @@ def memory_of_step(
         loss_tokens=loss.tokens_at_once(on_cpu=on_cpu),
         kept=_kept(model, module, sequence_length),
         shards=mesh.degree(*CUT.sharded),
+        dealt=mesh.ep,
         keys=mesh.cp if module.cp_config and module.cp_config.exchange == "gather" else 1,
         param_dtype=dp.param_dtype,
         reshard_after_forward=dp.reshard_after_forward,

@@ -107,7 +107,11 @@ def choose(
         model, module, machine, sequence_length=sequence_length, micro_batches=micro_batches
     )
     ways = candidates(
-        machine, module.dp_config, sharers=module.sharers, accumulates=micro_batches > 1
+        machine,
+        module.dp_config,
+        sharers=module.sharers,
+        dealt=module.dealt,
+        accumulates=micro_batches > 1,
     )
     chosen, lines = cheapest(goal, machine, ways, need)
     return chosen, [f"parallel: {goal}: {lines[0]}", *lines[1:]]
@@ -184,7 +188,12 @@ def cheapest(
 
 
 def candidates(
-    machine: Machine, given: DataParallelConfig, *, sharers: int = 1, accumulates: bool = False
+    machine: Machine,
+    given: DataParallelConfig,
+    *,
+    sharers: int = 1,
+    dealt: int = 1,
+    accumulates: bool = False,
 ) -> Ways:
     """Return ways to share the weights, in words and as options, least exchange first.
 
@@ -192,11 +201,13 @@ def candidates(
         given: its dtypes are kept.
         sharers: ranks that share a micro-batch, and a copy of the weights too if those are cut.
         accumulates: whether a step has several micro-batches.
+        dealt: ranks of a copy of the weights that have other experts.
     """
     found: list[tuple[str, dict[str, Any]]] = []
-    if given.reduce_dtype == "float32":  # ddp sums in nothing else
+    if given.reduce_dtype == "float32" and dealt == 1:  # ddp sums in nothing else
         found.append(("ddp: whole on each rank", {"name": "ddp"}))
     copies = machine.world_size // sharers % machine.nodes == 0  # one on each machine
+    copies &= machine.world_size // machine.nodes % dealt == 0
     if 1 < machine.nodes < machine.world_size and copies:
         found += [
             (f"hsdp: {machine.nodes} copies, kept from forward to backward",

@@ -185,7 +185,8 @@ def _pieces(matrix: Tensor, rows: int, key: int, std: float) -> Iterator[_Piece]
     if part.shape[1:] == matrix.shape[1:]:
         lines = [(part[:drawn].view(-1), down.start * width)]
     else:
-        lines = [(part[i], (down.start + i) * width + across.start) for i in range(drawn)]
+        start = across.start * matrix.shape[2:].numel()  # only the second dimension is cut, too
+        lines = [(part[i].view(-1), (down.start + i) * width + start) for i in range(drawn)]
     for line, start in lines:
         for first in range(0, line.numel(), PIECE):
             yield _Piece(line[first : first + PIECE], key, start + first, std)

@@ -16,6 +16,7 @@ checkpointing, which computes a layer twice, counts once. What follows for a ste
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -23,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from olm_data.config.convert import Config
 from olm_data.config.hints import NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -100,6 +102,10 @@ class Router(nn.Module):
         return F.linear(x.to(torch.float32), weight)
 
 
+EXPERT_TENSORS = (".experts.w_gate_up", ".experts.w_down")
+"""Names of parameters of `Experts` end so."""
+
+
 class Experts(nn.Module):
     """SwiGLU layers side by side: w_gate_up [E, 2 h, d], w_down [E, d, h].
 
@@ -123,13 +129,29 @@ class Experts(nn.Module):
             x: rows of the first expert, then those of the next.
             ends: int32 [E], where each expert's rows end.
         """
-        both = F.grouped_mm(x, self.w_gate_up.to(x.dtype).transpose(1, 2), offs=ends)
+        w_gate_up, w_down = (w.to(x.dtype).transpose(1, 2) for w in self._own())
+        both = F.grouped_mm(x, w_gate_up, offs=ends)
         gate, up = both.chunk(2, dim=-1)  # each [N, hidden_size]
-        return F.grouped_mm(F.silu(gate) * up, self.w_down.to(x.dtype).transpose(1, 2), offs=ends)
+        return F.grouped_mm(F.silu(gate) * up, w_down, offs=ends)
+
+    def _own(self) -> Iterator[Tensor]:
+        """Give the weights of the experts of this rank: where they are dealt, of the first E."""
+        for weight in (self.w_gate_up, self.w_down):
+            yield weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+def _all_here(experts: Experts, rows: Tensor, counts: Tensor) -> Tensor:
+    out: Tensor = experts(rows, counts.cumsum(0).to(torch.int32))
+    return out
 
 
 class MixtureOfExperts(nn.Module):
-    """A router, experts, and a dense layer `shared` where there is one."""
+    """A router, experts, and a dense layer `shared` where there is one.
+
+    Attributes:
+        through: maps experts, rows [N, d_model] sorted by expert, and int64 [E], rows of each, to
+            what the experts make of the rows: wherever the experts are.
+    """
 
     def __init__(self, config: MixtureConfig, d_model: int, **factory: Any) -> None:
         super().__init__()
@@ -137,6 +159,7 @@ class MixtureOfExperts(nn.Module):
         biased = isinstance(config.balance, BiasBalance)
         self.router = Router(d_model, config.n_experts, biased=biased, **factory)
         self.experts = Experts(config.n_experts, d_model, config.hidden_size, **factory)
+        self.through: Callable[[Experts, Tensor, Tensor], Tensor] = _all_here
         self.shared: GatedFeedForward | None = None
         if (width := config.shared_hidden_size) is not None:
             self.shared = GatedFeedForward(d_model, width, activation="silu", bias=False, **factory)
@@ -159,12 +182,10 @@ class MixtureOfExperts(nn.Module):
         weights = (weights * config.score_scale).to(x.dtype)
 
         order = chosen.flatten().argsort(stable=True)  # of slots [T k]: those of an expert together
-        places = torch.empty_like(order)
-        places.scatter_(0, order, torch.arange(order.numel(), device=order.device))
-        ends = _counts(chosen, config.n_experts).cumsum(0).to(torch.int32)
+        places = inverse(order)
         rows = _ToExperts.apply(flat, order, places)  # type: ignore[no-untyped-call]
-        out = self.experts(rows, ends)
-        out = _FromExperts.apply(out, order, places)  # type: ignore[no-untyped-call]
+        out = self.through(self.experts, rows, _counts(chosen, config.n_experts))
+        out = Reordered.apply(out, order, places)  # type: ignore[no-untyped-call]
         out = out.view(*chosen.shape, -1)  # [T, k, d]
         y = torch.bmm(weights.unsqueeze(1), out).view_as(x)
         y = tap("experts", y)
@@ -240,8 +261,14 @@ class _ToExperts(torch.autograd.Function):
         return by_token.sum(1), None, None
 
 
-class _FromExperts(torch.autograd.Function):
-    """Rows [T k, d] sorted by expert -> in the order of tokens; backward is a look-up too."""
+def inverse(order: Tensor) -> Tensor:
+    """Return where each number of a permutation of 0 .. n - 1 stands in it."""
+    places = torch.empty_like(order)
+    return places.scatter_(0, order, torch.arange(order.numel(), device=order.device))
+
+
+class Reordered(torch.autograd.Function):
+    """Rows [n, d] at `places`, the inverse of `order`; backward is a look-up too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, places: Tensor) -> Tensor:

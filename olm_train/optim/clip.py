@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -24,17 +25,57 @@ def clip_gradients(optimizer: Optimizer, norm: Tensor, max_grad_norm: float | No
     own = [group for group in optimizer.param_groups if OWN in group]
     rest = [p for g in optimizer.param_groups if OWN not in g for p in g["params"]]
     for group in own:
-        torch.nn.utils.clip_grads_with_norm_(
-            group["params"], group[OWN], total_norm(group["params"])
-        )
+        _clip(group["params"], group[OWN], total_norm(group["params"]))
     if max_grad_norm is not None:
-        torch.nn.utils.clip_grads_with_norm_(rest, max_grad_norm, total_norm(rest) if own else norm)
+        _clip(rest, max_grad_norm, total_norm(rest) if own else norm)
+
+
+def _clip(parameters: Iterable[Tensor], limit: float, norm: Tensor) -> None:
+    for alike in by_mesh(parameters):
+        torch.nn.utils.clip_grads_with_norm_(alike, limit, norm)
 
 
 def total_norm(parameters: Iterable[Tensor]) -> Tensor:
     """Return the 2-norm of the gradients of parameters, whole or sharded, together."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    return torch.nn.utils.get_total_norm(gradients)
+    kinds = by_mesh(gradients)
+    if not any(_shards(kind[0]) > 1 for kind in kinds):
+        return torch.nn.utils.get_total_norm(gradients)
+    return torch.stack([_sum_of_squares(kind) for kind in kinds]).sum().sqrt()
+
+
+def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return tensors apart by the ranks that hold them, in the order of the first ones: torch
+    computes with several tensors at once if these are the same."""
+    found: dict[object, list[Tensor]] = {}
+    for tensor in tensors:
+        mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
+        found.setdefault(mesh, []).append(tensor)
+    return list(found.values())
+
+
+def _shards(tensor: Tensor) -> int:
+    """Return along how many dimensions of its mesh a tensor is cut."""
+    placements = tensor.placements if isinstance(tensor, DTensor) else ()
+    return sum(placement.is_shard() for placement in placements)
+
+
+def _sum_of_squares(gradients: list[Tensor]) -> Tensor:
+    """Return that of gradients of one mesh, over all ranks that hold parts of them.
+
+    One exchange after another, and sums in the order of ranks: the same bits on each rank.
+    """
+    first = gradients[0]
+    assert isinstance(first, DTensor)
+    own = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
+    total = torch.nn.utils.get_total_norm(own).square()
+    for dim, placement in enumerate(first.placements):
+        if placement.is_shard():
+            parts = total.new_empty(first.device_mesh.size(dim))
+            group = first.device_mesh.get_group(dim)
+            dist.all_gather_single(parts, total.reshape(1), group=group)
+            total = parts.sum()
+    return total
 
 
 def as_scalar(norm: Tensor) -> Tensor:

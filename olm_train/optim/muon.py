@@ -45,6 +45,8 @@ from olm_train.optim.half import DTYPES, MomentDtype, Rounding, numbered, step_a
 class Grid:
     """The ranks that hold a parameter: `replicas` copies, each cut by rows over `shards` ranks.
 
+    Of experts that are dealt to ranks, those that hold the same ones.
+
     Attributes:
         replica, shard: place of this rank.
         replica_group, shard_group: ranks with the same rows; ranks of one copy. None where there is
@@ -68,8 +70,10 @@ class Grid:
         mesh = parameter.device_mesh
         options: dict[str, Any] = {}
         for dim, placement in enumerate(parameter.placements):
+            if dim == _dealt_along(parameter):
+                continue
             name = "replica" if placement.is_replicate() else "shard"
-            assert placement.is_replicate() or placement.is_shard(0), placement
+            assert placement.is_replicate() or placement.is_shard(), placement
             assert name not in options, parameter.placements
             options |= {
                 f"{name}s": mesh.size(dim),
@@ -89,6 +93,7 @@ class Matrix:
     """Rows `first` to `stop` of a parameter of `rows` rows, each of `columns`.
 
     Shards of the parameter are cut between groups of `together` rows alone: those of an expert.
+    Or each of `above` others, which lie in the shard before it, is cut as it is itself.
     """
 
     rows: int
@@ -96,6 +101,7 @@ class Matrix:
     first: int
     stop: int
     together: int = 1
+    above: int = 0
 
     def part(self, shard: int, shards: int) -> slice:
         """Return which rows of the matrix a shard of its parameter holds."""
@@ -105,8 +111,9 @@ class Matrix:
 
     def local(self, shard: int, shards: int) -> slice:
         """Return where those rows lie in that shard of the parameter."""
-        part, start = self.part(shard, shards), min(shard * self._step(shards), self.rows)
-        return slice(part.start + self.first - start, part.stop + self.first - start)
+        part, step = self.part(shard, shards), self._step(shards)
+        start = self.first - min(shard * step, self.rows) + self.above * step
+        return slice(part.start + start, part.stop + start)
 
     def _step(self, shards: int) -> int:
         return -(-self.rows // self.together // shards) * self.together  # as torch.chunk cuts
@@ -265,7 +272,7 @@ class Muon(Optimizer):
         super().__init__(groups, {})
         self.world, self.reduced = World(), False
         self._half, self._rounding = dtype is torch.bfloat16, Rounding(self.param_groups, dtype)
-        self._divided: tuple[object, Division] | None = None
+        self._divided: dict[object, tuple[object, Division]] = {}
         for group in self.param_groups:
             names = ["momentum_buffer"] if "parts" in group else ["exp_avg", "exp_avg_sq"]
             for parameter in group["params"]:
@@ -282,14 +289,6 @@ class Muon(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take a step; with several ranks, all of them together."""
         assert closure is None
-        pieces = [
-            _Piece(group, parameter, first, first + rows)
-            for group in self.param_groups
-            if "parts" in group
-            for parameter, parts in zip(group["params"], group["parts"], strict=True)
-            if parameter.grad is not None
-            for rows, first in zip(parts, accumulate(parts, initial=0), strict=False)
-        ]
         for number, group, parameter, gradient in numbered(self.param_groups):
             state = self.state[parameter]
             if "parts" in group:
@@ -302,9 +301,22 @@ class Muon(Optimizer):
         for group in self.param_groups:
             if "parts" not in group and not self._half:
                 self._adamw(group)
-        if not pieces:
-            return
-        division = self._divide(pieces)
+        pieces: dict[object, list[_Piece]] = {}  # by the ranks that hold them
+        for group in self.param_groups:
+            for parameter, parts in zip(group["params"], group.get("parts", ()), strict=False):
+                if parameter.grad is None:
+                    continue
+                alike = pieces.setdefault(getattr(parameter, "device_mesh", None), [])
+                ends = accumulate(parts, initial=0)
+                each = zip(parts, ends, strict=False)
+                found = [_Piece(group, parameter, first, first + rows) for rows, first in each]
+                alike += [piece for piece in found if piece.matrix is not None]
+        for mesh, alike in pieces.items():
+            self._turn(alike, mesh)
+
+    def _turn(self, pieces: list[_Piece], mesh: object) -> None:
+        """Take the step of matrices that the same ranks hold; these together."""
+        division = self._divide(pieces, mesh)
         grid = division.grid
 
         def update(number: int) -> Tensor:
@@ -328,18 +340,18 @@ class Muon(Optimizer):
 
         division.run(update, turn, use)
 
-    def _divide(self, pieces: list[_Piece]) -> Division:
+    def _divide(self, pieces: list[_Piece], mesh: object) -> Division:
         """Return who does what; made anew where other parameters have a gradient."""
         key = tuple((id(piece.parameter), piece.first) for piece in pieces)
-        if self._divided is None or self._divided[0] != key:
+        if self._divided.get(mesh, (None,))[0] != key:
             first = pieces[0].parameter
-            matrices = [piece.matrix for piece in pieces]
+            matrices = [found for piece in pieces if (found := piece.matrix) is not None]
             reduced = first.is_cuda or self.reduced
             like = _local(first).new_empty(0, dtype=torch.bfloat16 if reduced else None)
             costs = [cost(matrix.stop - matrix.first, matrix.columns) for matrix in matrices]
             grid = Grid.of(first, self.world)
-            self._divided = key, Division(matrices, costs, grid, like)
-        return self._divided[1]
+            self._divided[mesh] = key, Division(matrices, costs, grid, like)
+        return self._divided[mesh][1]
 
     def _adamw(self, group: ParamGroup) -> None:
         found = [p for p in group["params"] if p.grad is not None]
@@ -431,11 +443,27 @@ class _Piece:
     stop: int
 
     @property
-    def matrix(self) -> Matrix:
-        """Where the rows lie."""
+    def matrix(self) -> Matrix | None:
+        """Where the rows lie; None: in an expert that is dealt to other ranks."""
         *experts, rows, columns = self.parameter.shape
-        together = rows if experts else 1
-        return Matrix(math.prod(experts) * rows, columns, self.first, self.stop, together)
+        dim = _dealt_along(self.parameter)
+        if dim is None:
+            together = rows if experts else 1
+            return Matrix(math.prod(experts) * rows, columns, self.first, self.stop, together)
+        assert isinstance(self.parameter, DTensor)
+        mesh = self.parameter.device_mesh
+        here, first = experts[0] // mesh.size(dim), self.first % rows
+        expert = self.first // rows - mesh.get_local_rank(dim) * here
+        stop = first + self.stop - self.first
+        return Matrix(rows, columns, first, stop, above=expert) if 0 <= expert < here else None
+
+
+def _dealt_along(parameter: Tensor) -> int | None:
+    """Return the dimension of its mesh along which a parameter's experts are dealt to ranks; None:
+    they are not."""
+    placements = parameter.placements if isinstance(parameter, DTensor) else ()
+    cuts = [dim for dim, placement in enumerate(placements) if placement.is_shard()]
+    return cuts[1] if len(cuts) > 1 else None
 
 
 def _local(tensor: Tensor | None) -> Tensor:

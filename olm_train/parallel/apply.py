@@ -1,6 +1,7 @@
 """Spread a decoder over data-parallel processes: one function, fixed order.
 
     compute dtype -> activation checkpointing -> compile each block
+                  -> experts dealt to ranks
                   -> FSDP2 each block, then the root -> memory for the weights -> DDP
 
 At world size 1 nothing is wrapped. HSDP is FSDP2 over a mesh of two dimensions. The weights get
@@ -14,7 +15,7 @@ a step only.
 # Annotations are objects here, not strings: DDP inspects those of the communication hook.
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -38,6 +39,7 @@ from olm_train.model.decoder import Decoder
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DTYPES, DataParallelConfig
+from olm_train.parallel.expert import deal_experts
 from olm_train.parallel.mesh import CUT, Mesh
 
 
@@ -47,6 +49,7 @@ def parallelize(
     world: World,
     *,
     cp: int = 1,
+    ep: int = 1,
     checkpointing: ActivationCheckpointingConfig | None = None,
     compiling: CompileConfig | None = None,
 ) -> Decoder | DistributedDataParallel:
@@ -54,16 +57,16 @@ def parallelize(
 
     `checkpointing` and `compiling` change its blocks; None: not at all. Its parameters are sharded
     in place or left whole, and put on the device; what they hold there is undefined. `cp` ranks
-    share a micro-batch: the weights are cut over them too.
+    share a micro-batch: the weights are cut over them too. Experts are dealt to `ep` ranks.
 
     Returns:
         The module to call: DDP's wrapper with ddp, else `model` itself.
 
     Raises:
-        UsageError: the configuration does not fit the world, or the attention back-end cannot
-            train here.
+        UsageError: the configuration does not fit the world or the model, or the attention back-end
+            cannot train here.
     """
-    mesh = config.mesh(world.size, world.nodes, cp=cp)
+    mesh = config.mesh(world.size, world.nodes, cp=cp, ep=ep)
     if mesh.size == 1 and config.cpu_offload:
         raise UsageError(
             "dp_config.cpu_offload has no effect on one rank, where nothing is wrapped",
@@ -85,7 +88,7 @@ def parallelize(
     checkpointing.apply(model.blocks)
     if compiling is not None:
         # An exchange between ranks stays outside the graphs: its order must be that of the calls.
-        compiling = replace(compiling, fullgraph=compiling.fullgraph and cp == 1)
+        compiling = replace(compiling, fullgraph=compiling.fullgraph and cp == ep == 1)
         compiling.apply(model.blocks, checkpointing)
     if mesh.size > 1 and config.shards:
         policy = MixedPrecisionPolicy(
@@ -94,7 +97,8 @@ def parallelize(
             # Rotary tables and masks enter the blocks as they are.
             cast_forward_inputs=False,
         )
-        _fully_shard(model, model.blocks, policy, config, _device_mesh(mesh, world))
+        cut = deal_experts(model, mesh, world) if ep > 1 else None
+        _fully_shard(model, model.blocks, policy, config, _device_mesh(mesh, world), cut)
         _prefetch(model.blocks, config.prefetch_factor)
     model.to_empty(device="cpu" if config.cpu_offload else world.device)
     for module in model.modules():  # FSDP2 offloads parameters alone
@@ -176,6 +180,7 @@ def _fully_shard(
     policy: MixedPrecisionPolicy,
     config: DataParallelConfig,
     mesh: DeviceMesh,
+    cut: Callable[[nn.Parameter], Any] | None = None,
 ) -> None:
     offload = OffloadPolicy()
     if config.cpu_offload:
@@ -187,6 +192,7 @@ def _fully_shard(
             mp_policy=policy,
             offload_policy=offload,
             reshard_after_forward=config.reshard_after_forward,
+            shard_placement_fn=cut,
         )
     # The root's own parameters, embeddings and head, stay whole from forward to backward.
     fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)

@@ -1,6 +1,6 @@
 """How ranks share the work: the options of parallelism, checked before anything is built.
 
-    dp_config, cp_config of train.yaml -> mesh(world) -> apply.parallelize
+    dp_config, cp_config, ep_config of train.yaml -> mesh(world) -> apply.parallelize
 
 Pure: no process group, no device. Names are those of OLMo-core.
 """
@@ -39,6 +39,7 @@ _CALLED = {
     "dp_replicate": "train_module.dp_config.num_replicas",
     "dp_shard": "train_module.dp_config.shard_degree",
     "cp": "train_module.cp_config.degree",
+    "ep": "train_module.ep_config.degree",
 }
 
 
@@ -54,6 +55,18 @@ class ContextParallelConfig(Config):
 
     degree: Annotated[int, Meta(ge=2)]
     exchange: Literal["gather", "ulysses"] = "gather"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertParallelConfig(Config):
+    """Ranks that the experts of a mixture are dealt to, for more experts than fit one.
+
+    Attributes:
+        degree: ranks that have other experts; a divisor of the experts of a block, and of the ranks
+            that a copy of the weights is cut over.
+    """
+
+    degree: Annotated[int, Meta(ge=2)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,26 +113,31 @@ class DataParallelConfig(Config):
         """Whether the weights are cut at all."""
         return self.name is not DataParallelType.ddp
 
-    def mesh(self, world_size: int, nodes: int = 1, *, cp: int = 1) -> Mesh:
+    def mesh(self, world_size: int, nodes: int = 1, *, cp: int = 1, ep: int = 1) -> Mesh:
         """Return which rank of a run does what.
 
         Args:
             world_size: ranks of the run.
             nodes: machines they are on, as many on each.
             cp: ranks that share a micro-batch.
+            ep: ranks that the experts are dealt to.
 
         Raises:
-            UsageError: `cp` does not fit the ranks, or the degrees of this configuration do not fit
-                more than one.
+            UsageError: `cp` or `ep` does not fit the ranks or this configuration, or its degrees do
+                not fit more than one.
         """
-        if world_size == cp == 1:
+        if world_size == cp == ep == 1:
             return Mesh()
+        if ep > 1:
+            self._require_dealt()
         replicas, shards = self.num_replicas, self.shard_degree
         if self.name is not DataParallelType.hsdp:
             replicas, shards = (1, None) if self.shards else (None, 1)
         elif replicas is None and shards is None:
             replicas = nodes
-        mesh = Mesh.over(world_size, dp_replicate=replicas, dp_shard=shards, cp=cp, called=_CALLED)
+        mesh = Mesh.over(
+            world_size, dp_replicate=replicas, dp_shard=shards, cp=cp, ep=ep, called=_CALLED
+        )
         keep, cut = self.reshard_after_forward, mesh.degree(*CUT.sharded)
         if not isinstance(keep, bool) and cut % keep:
             raise UsageError(
@@ -129,3 +147,19 @@ class DataParallelConfig(Config):
                 fix=f"one of {', '.join(map(str, divisors(cut)[1:]))}, true or false",
             )
         return mesh
+
+    def _require_dealt(self) -> None:
+        """Refuse what does not go with experts that are dealt to ranks."""
+        if not self.shards:
+            raise UsageError(
+                "ddp keeps all experts on each rank, and ep_config deals them to ranks",
+                where="train_module.dp_config.name",
+                fix="set it to fsdp or hsdp, or leave ep_config out",
+            )
+        if not isinstance(self.reshard_after_forward, bool):
+            raise UsageError(
+                "weights cannot be kept cut over a number of ranks where experts are dealt to them",
+                where="train_module.dp_config.reshard_after_forward",
+                why="experts are cut over fewer ranks than the other weights",
+                fix="set it to true or false, or leave ep_config out",
+            )

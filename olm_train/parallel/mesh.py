@@ -134,13 +134,7 @@ class Mesh:
 
     def __post_init__(self) -> None:
         lent = {"dp_shard": self.dp_shard, "cp": self.cp, "tp": self.tp}
-        _require(
-            "ep",
-            self.ep,
-            math.prod(lent.values()),
-            of=f"that it borrows from {_spelled(lent) or 'dp_shard, cp and tp'}",
-            why="the ranks of ep are ranks of dp_shard, cp and tp; it adds none",
-        )
+        _require_lent("ep", self.ep, lent)
 
     @classmethod
     def over(
@@ -186,7 +180,10 @@ class Mesh:
                 fix=f"set {_short(names['dp_shard'])} to {known['dp_shard'] * left}, or leave "
                 "it out",
             )
-        return cls(ep=ep, **known, **dict.fromkeys(free, left))
+        degrees = {**known, **dict.fromkeys(free, left)}
+        lent = {axis: degrees[axis] for axis in ("dp_shard", "cp", "tp")}
+        _require_lent(names["ep"], ep, lent)
+        return cls(ep=ep, **degrees)
 
     @property
     def size(self) -> int:
@@ -297,13 +294,24 @@ def _require(
             f"{_short(name)} {degree} does not divide the {counted(room, 'rank')} {of}",
             where=name,
             why=why,
-            fix=f"set it to {_nearest(degree, room)}: it is one of "
+            fix=f"set it to {nearest(degree, room)}: it is one of "
             + ", ".join(map(str, divisors(room))),
         )
 
 
-def _nearest(degree: int, room: int) -> str:
-    """Return the divisors of `room` next to a degree that is none."""
+def _require_lent(name: str, degree: int, lent: Mapping[str, int]) -> None:
+    """Refuse a degree of `ep` that does not divide the ranks of these axes."""
+    _require(
+        name,
+        degree,
+        math.prod(lent.values()),
+        of=f"that it borrows from {_spelled(lent) or 'dp_shard, cp and tp'}",
+        why="the ranks of ep are ranks of dp_shard, cp and tp; it adds none",
+    )
+
+
+def nearest(degree: int, room: int) -> str:
+    """Return the divisors of `room` next to a degree that is none, in words."""
     fitting = divisors(room)
     below = [n for n in fitting if n < degree][-1:]
     return " or ".join(map(str, below + [n for n in fitting if n > degree][:1]))

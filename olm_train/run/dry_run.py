@@ -35,6 +35,7 @@ from olm_train.evaluation.held_out import open_held_out
 from olm_train.model.decoder import build_decoder
 from olm_train.optim.schedule_base import Position
 from olm_train.parallel.context import require_tokens_alone
+from olm_train.parallel.expert import require_dealable
 from olm_train.parallel.mesh import Mesh
 from olm_train.run.config import RunConfig
 
@@ -72,6 +73,8 @@ def describe(
     mesh = config.train_module.mesh(world_size, nodes)
     if (context := config.train_module.cp_config) is not None:
         require_tokens_alone(context, build_decoder(config.model, device="meta"))
+    if mesh.ep > 1:
+        require_dealable(build_decoder(config.model, device="meta"), mesh)
     loader = config.data_loader.build(
         rank_microbatch_size=microbatch,
         world=World(),
@@ -146,6 +149,7 @@ def _schedule(config: RunConfig, loader: DataLoader, mesh: Mesh) -> Iterator[str
             when = f"steps {steps.start + 1:,} to {steps.stop:,}, {size:,} tokens each"
         micro = size // (module.rank_microbatch_size * loader.world_size)
         shared = f", {mesh.cp} to a micro-batch," if mesh.cp > 1 else ""
+        shared += f"{'' if shared else ','} experts dealt to {mesh.ep}," if mesh.ep > 1 else ""
         batches = f"{micro} micro-batch{'es' * (micro > 1)} of"
         yield (
             f"{when}: {counted(mesh.size, 'rank')}{shared} x {batches} "

@@ -13,7 +13,17 @@ from support.runs import REPOSITORY, environment
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--train_module.cp_config={degree: 2}"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--train_module.cp_config={degree: 2}"],
+        [
+            "--train_module.ep_config={degree: 2}",
+            "--model.feed_forward={name: moe, n_experts: 4, top_k: 2, hidden_size: 16}",
+        ],
+    ],
+)
 def test_61_all_ranks_end_and_say_where_each_was(
     tiny_mixture: Path, tmp_path: Path, options: list[str]
 ) -> None:

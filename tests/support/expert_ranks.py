@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -88,13 +89,29 @@ def three_steps(module: TransformerTrainModule, rows: list[int]) -> Trained:
     run.metrics = {
         name: float(value)
         for name, value in metrics.items()
-        if name.startswith("experts/") or "balance" in name or "router" in name
+        if any(word in name for word in ("experts/", "balance", "router", "grad norm"))
     }
     assert module.experts is not None
     run.counts = module.world.sum(module.experts.counts)
     model = full(module)["model"]
     run.biases = {name: value for name, value in model.items() if name.endswith("router.bias")}
     return run
+
+
+def assert_alike(run: Trained, expected: Trained, which: object = None) -> None:
+    assert run.initial == expected.initial, which
+    assert run.losses == pytest.approx(expected.losses, rel=1e-6), which
+    assert run.gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        far = (run.gradients[name] - gradient).abs().max() / gradient.abs().max()
+        assert far <= 1e-5, (which, name)
+    assert run.biases.keys() == expected.biases.keys()
+    for name, bias in expected.biases.items():
+        assert torch.equal(run.biases[name], bias), (which, name)
+    assert run.counts is not None
+    assert expected.counts is not None
+    assert torch.equal(run.counts, expected.counts), which
+    assert run.metrics == pytest.approx(expected.metrics, rel=1e-5), which
 
 
 def all_checks(folder: str, layouts: list[Layout]) -> dict[str, Any]:

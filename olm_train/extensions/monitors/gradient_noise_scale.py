@@ -42,6 +42,7 @@ from olm_data.run_log.metric_names import (
 from olm_train.callbacks.base import Callback
 from olm_train.data.batch import Batch
 from olm_train.model.loss import count_valid
+from olm_train.parallel.expert import DealtExperts
 
 
 class Smoothed(msgspec.Struct, kw_only=True):
@@ -85,14 +86,19 @@ class GradientNoiseScaleCallback(Callback):
         self._state = convert(state, Smoothed)
 
     def pre_train(self) -> None:
+        model = self.trainer.train_module.model
+        instead = {}
         if self.trainer.world.sharers > 1:
+            instead["cp_config"] = "a rank has that of a part"
+        if any(isinstance(getattr(m, "through", None), DealtExperts) for m in model.modules()):
+            instead["ep_config"] = "a rank has that of its experts, of all ranks' micro-batches"
+        for option, why in instead.items():
             raise UsageError(
                 "gradient_noise_scale needs the gradient of a whole micro-batch on each rank",
                 where="trainer.callbacks.gradient_noise_scale",
-                why="with train_module.cp_config a rank has that of a part",
+                why=f"with train_module.{option} {why}",
                 fix="leave one of the two out",
             )
-        model = self.trainer.train_module.model
         wrapped = [each for each in model.modules() if isinstance(each, FSDPModule)]
         # Whole parameters are those that the backward pass gives gradients to, on this rank alone.
         for module in wrapped:

@@ -95,20 +95,27 @@ def test_it_begins_with_the_logits_of_the_dense_model_and_its_experts_part(
             assert value.abs().max() > 0
 
 
-def on_ranks(lock: str, folder: str, places: dict[str, Path]) -> None:
+def on_ranks(lock: str, folder: str, places: dict[str, Path], *more: str) -> None:
     world = group_world()
-    options = ("--train_module.dp_config={name: fsdp}", "--train_module.rank_microbatch_size=64")
+    options = (
+        "--train_module.dp_config={name: fsdp}",
+        "--train_module.rank_microbatch_size=64",
+        *more,
+    )
     for kind in ("checkpoint", "transformers"):
         place = Path(folder) / kind
         begun(Path(lock), place, kind, places[kind], *options, world=world).fit()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])  # of four one has no expert
+@pytest.mark.parametrize(
+    ("ranks", "more"),  # of four one has no expert
+    [(2, []), (4, []), (4, ["--train_module.ep_config={degree: 2}"])],
+)
 def test_ranks_begin_with_the_same_weights(
-    ranks: int, dense: dict[str, Path], tiny_mixture: Path, tmp_path: Path
+    ranks: int, more: list[str], dense: dict[str, Path], tiny_mixture: Path, tmp_path: Path
 ) -> None:
-    run_ranks(on_ranks, ranks, str(tiny_mixture), str(tmp_path), dense)
+    run_ranks(on_ranks, ranks, str(tiny_mixture), str(tmp_path), dense, *more)
     for kind in ("checkpoint", "transformers"):
         begun(tiny_mixture, tmp_path / "alone" / kind, kind, dense[kind]).fit()
         one, two = (

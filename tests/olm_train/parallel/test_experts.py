@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed.checkpoint as dcp
 from support.distributed import run_ranks
 from support.expert_ranks import (
@@ -21,6 +20,7 @@ from support.expert_ranks import (
     SOME,
     Trained,
     all_checks,
+    assert_alike,
     of_experts,
     three_steps,
 )
@@ -56,22 +56,6 @@ def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
     found = run_ranks(all_checks, size, str(folder), layouts)
     assert all([*rank["layouts"]] == layouts for rank in found)
     return found
-
-
-def assert_alike(run: Trained, expected: Trained, which: object = None) -> None:
-    assert run.initial == expected.initial, which
-    assert run.losses == pytest.approx(expected.losses, rel=1e-6), which
-    assert run.gradients.keys() == expected.gradients.keys()
-    for name, gradient in expected.gradients.items():
-        far = (run.gradients[name] - gradient).abs().max() / gradient.abs().max()
-        assert far <= 1e-5, (which, name)
-    assert run.biases.keys() == expected.biases.keys()
-    for name, bias in expected.biases.items():
-        assert torch.equal(run.biases[name], bias), (which, name)
-    assert run.counts is not None
-    assert expected.counts is not None
-    assert torch.equal(run.counts, expected.counts), which
-    assert run.metrics == pytest.approx(expected.metrics, rel=1e-5), which
 
 
 def test_every_layout_follows_one_rank(single: Trained, ranks: list[dict[str, Any]]) -> None:

@@ -85,19 +85,25 @@ def test_without_one_there_is_no_balance(foreign: Path, tiny_mixture: Path, tmp_
         begin(tiny_mixture, tmp_path / "other", foreign, "--model={feed_forward: {top_k: 3}}")
 
 
-def on_ranks(lock: str, folder: str, place: str) -> None:
-    options = ("--train_module.dp_config={name: fsdp}", "--train_module.rank_microbatch_size=64")
+def on_ranks(lock: str, folder: str, place: str, *more: str) -> None:
+    options = (
+        "--train_module.dp_config={name: fsdp}",
+        "--train_module.rank_microbatch_size=64",
+        *more,
+    )
     world = group_world()
     begin(Path(lock), Path(folder), Path(place), BIASED, *options, stop(1), world=world).fit()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("ranks", "more"), [(2, []), (4, []), (4, ["--train_module.ep_config={degree: 2}"])]
+)
 def test_ranks_read_what_is_at_home_on_them(
-    ranks: int, foreign: Path, tiny_mixture: Path, tmp_path: Path
+    ranks: int, more: list[str], foreign: Path, tiny_mixture: Path, tmp_path: Path
 ) -> None:
     begin(tiny_mixture, tmp_path / "alone", foreign, BIASED, stop(1)).fit()
-    run_ranks(on_ranks, ranks, str(tiny_mixture), str(tmp_path / "run"), str(foreign))
+    run_ranks(on_ranks, ranks, str(tiny_mixture), str(tmp_path / "run"), str(foreign), *more)
     one, two = (model_of(tmp_path / name, 0).state_dict() for name in ("alone", "run"))
     assert all(torch.equal(value, two[name]) for name, value in one.items())
 

@@ -1,0 +1,167 @@
+"""Expert parallelism: experts are dealt to ranks, and each token goes to the ranks that have its.
+
+    rows by expert --all-to-all--> rows of this rank's experts, of one rank after another
+                   -> by expert -> products -> as they came
+                   --all-to-all--> what the experts made of the rows, in the order they were sent in
+
+The ranks of a group hold other experts and have other tokens. The gradient of an expert is computed
+where the expert is, from the tokens of all ranks of the group; what is left to sum is over groups.
+How many rows go where is known on the devices alone: each exchange waits for them once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+from olm_data.errors import UsageError
+from olm_train.distributed.world import World
+from olm_train.model.decoder import Decoder
+from olm_train.model.mixture import Experts, MixtureConfig, MixtureOfExperts, Reordered, inverse
+from olm_train.parallel.mesh import EXPERT, Mesh, nearest
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
+
+
+class DealtExperts:
+    """Computes with experts that lie on the ranks of `group`, as many on each."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group, self._ranks = group, group.size()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, experts: Experts, rows: Tensor, counts: Tensor) -> Tensor:
+        """Map [N, d_model] to [N, d_model]; all ranks of the group together.
+
+        Args:
+            rows: those of the first expert of all, then those of the next.
+            counts: int64 [E], rows of each expert.
+        """
+        sent = counts.view(self._ranks, -1)  # [ranks, experts of a rank]
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self._group)
+        to, of = torch.stack((sent.sum(1), received.sum(1))).tolist()
+        here: Tensor = _Exchanged.apply(rows, to, of, self._group)  # type: ignore[no-untyped-call]
+        numbers = torch.arange(sent.shape[1], device=rows.device).repeat(self._ranks)
+        numbers = numbers.repeat_interleave(received.flatten(), output_size=sum(of))
+        order = numbers.argsort(stable=True)
+        places = inverse(order)
+        here = Reordered.apply(here, places, order)  # type: ignore[no-untyped-call]
+        ends = received.sum(0).cumsum(0).to(torch.int32)
+        if not sum(of):  # products of no rows have no gradient: one of zeros for the last expert
+            here, ends = torch.cat((here, here.new_zeros(1, here.shape[1]))), ends.clone()
+            ends[-1] = 1
+        out = experts(here, ends)[: sum(of)]
+        out = Reordered.apply(out, order, places)  # type: ignore[no-untyped-call]
+        back: Tensor = _Exchanged.apply(out, of, to, self._group)  # type: ignore[no-untyped-call]
+        return back
+
+
+class _Exchanged(torch.autograd.Function):
+    """Send the first `to[0]` rows to the first rank, ...; get `of[0]` from it, ..."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, to: list[int], of: list[int], group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.way = to, of, group
+        return _exchange(x, to, of, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        to, of, group = ctx.way
+        return _exchange(gradients[0], of, to, group), None, None, None
+
+
+def _exchange(x: Tensor, to: list[int], of: list[int], group: dist.ProcessGroup) -> Tensor:
+    out = x.new_empty((sum(of), *x.shape[1:]))
+    dist.all_to_all_single(out, x.contiguous(), of, to, group=group)
+    return out
+
+
+def deal_experts(
+    model: Decoder, mesh: Mesh, world: World
+) -> Callable[[nn.Parameter], ShardPlacementResult | None]:
+    """Leave each rank its experts of a model on the device "meta"; every rank calls it.
+
+    Their parameters become DTensors over the ranks that they are dealt to.
+
+    Returns:
+        What FSDP2 asks of each parameter: those of experts are to be cut by the rows of each
+        matrix, over ranks of their own; None: another parameter.
+
+    Raises:
+        UsageError: the model has no experts, or some that cannot be dealt or cut so.
+    """
+    # What the documented `shard_placement_fn` returns has no public name.
+    from torch.distributed.fsdp._fully_shard._fsdp_common import (
+        FSDPMeshInfo,
+        HSDPMeshInfo,
+        ShardPlacementResult,
+    )
+
+    require_dealable(model, mesh)
+    sizes = {axis: mesh.degree(axis) for axis in ("dp_replicate", *EXPERT.sharded, "ep")}
+    axes = tuple(axis for axis, size in sizes.items() if axis != "dp_replicate" or size > 1)
+    shape = tuple(sizes[axis] for axis in axes)
+    ranks = init_device_mesh(world.device.type, shape, mesh_dim_names=axes)
+    for mixture in model.modules():
+        if not isinstance(mixture, MixtureOfExperts):
+            continue
+        mixture.through = DealtExperts(ranks.get_group("ep"))
+        for name, whole in list(mixture.experts.named_parameters()):
+            own = whole.detach()[: len(whole) // mesh.ep].clone()
+            mine = DTensor.from_local(own, ranks["ep"], [Shard(0)], run_check=False)
+            setattr(mixture.experts, name, nn.Parameter(mine, requires_grad=whole.requires_grad))
+    rest = ranks[axes[:-1]]
+    if rest.ndim == 1:
+        info = FSDPMeshInfo(rest, shard_mesh_dim=0)
+    else:
+        info = HSDPMeshInfo(rest, shard_mesh_dim=1, replicate_mesh_dim=0)
+    cut = ShardPlacementResult(Shard(1), info)
+
+    def placement(parameter: nn.Parameter) -> ShardPlacementResult | None:
+        tensor: Tensor = parameter
+        return cut if isinstance(tensor, DTensor) else None
+
+    return placement
+
+
+def require_dealable(model: Decoder, mesh: Mesh) -> None:
+    """Refuse a model whose experts cannot be dealt to the ranks of a mesh.
+
+    Raises:
+        UsageError: why, and what to set instead.
+    """
+    config, where = model.config.feed_forward, "train_module.ep_config.degree"
+    if not isinstance(config, MixtureConfig):
+        raise UsageError(
+            "the model has no experts to deal to ranks",
+            where="train_module.ep_config",
+            fix="leave it out, or set model.feed_forward.name: moe",
+        )
+    if config.n_experts % mesh.ep:
+        raise UsageError(
+            f"degree {mesh.ep} does not divide the {config.n_experts} experts of a block",
+            where=where,
+            why="each rank gets as many",
+            fix=f"set it to {nearest(mesh.ep, config.n_experts)}",
+        )
+    shards = mesh.degree(*EXPERT.sharded)
+    rows = math.gcd(2 * config.hidden_size, model.config.d_model)
+    if rows % shards:
+        raise UsageError(
+            f"matrices of experts cannot be cut evenly over {shards} ranks",
+            where=where,
+            why=f"ranks / degree has to divide d_model {model.config.d_model} and twice the "
+            f"hidden_size {config.hidden_size}",
+            fix="set a larger degree, or dp_config.name: hsdp with a smaller shard_degree",
+        )

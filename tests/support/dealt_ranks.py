@@ -1,0 +1,238 @@
+"""What each of some ranks does for tests/olm_train/parallel/test_expert_parallel.py; by name.
+
+One call for all of it: starting processes is what costs time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from support.batches import make_batch
+from support.context_ranks import context
+from support.expert_ranks import BALANCES, MUON, RECOMPUTED, Trained, of_experts, three_steps
+from support.parallel_checks import OPTIMIZERS, Traffic
+from support.training import build, digest, full, micro_batches, train
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from olm_train.distributed.world import World
+from olm_train.model.mixture import Experts, Router
+from olm_train.optim.adamw import AdamWConfig
+from olm_train.optim.averaging import local
+from olm_train.optim.given import NamedOptim
+from olm_train.optim.groups import GroupOverride
+from olm_train.parallel.config import ExpertParallelConfig
+from olm_train.parallel.expert import _Exchanged
+from olm_train.train_module import TransformerTrainModule
+
+Layout = tuple[str, int, str, int]
+"""Strategy, degree, what is recomputed, micro-batches of a rank."""
+SOME: list[Layout] = [("fsdp", 2, "full", 1), ("fsdp", 2, "ops", 2), ("hsdp", 2, "kept", 2)]
+ALL: list[Layout] = list(product(("fsdp", "hsdp"), (2,), RECOMPUTED, (1, 2)))
+OPTIMS = {
+    **OPTIMIZERS,
+    "muon": MUON,
+    "sgd": NamedOptim.of("torch.optim:SGD", torch.optim.SGD, {"lr": 1e-2, "foreach": True}),
+    "foreach": NamedOptim.of("torch.optim:NAdam", torch.optim.NAdam, {"lr": 1e-2, "foreach": True}),
+    "limit": AdamWConfig(
+        lr=1e-2,
+        group_overrides=[GroupOverride(params=["*.experts.*"], opts={"max_grad_norm": 0.01})],
+    ),
+}
+"""The last one clips experts by their own norm."""
+ODD = [[5, 6], [11], [1, 10], [1] * 11]
+"""Rows that are no multiple of anything."""
+
+
+def sharing(strategy: str) -> dict[str, Any]:
+    copies = 2 if dist.get_world_size() > 2 else 1
+    return {"num_replicas": copies} if strategy == "hsdp" else {}
+
+
+def dealt(degree: int = 2, strategy: str = "fsdp", **options: Any) -> TransformerTrainModule:
+    world = World(rank=dist.get_rank(), size=dist.get_world_size())
+    module: TransformerTrainModule = build(
+        strategy,
+        world=world,
+        sharing=sharing(strategy),
+        ep_config=ExpertParallelConfig(degree=degree),
+        **{"model": of_experts(), **options},
+    )
+    return module
+
+
+def to_one_expert(module: TransformerTrainModule) -> TransformerTrainModule:
+    """Let each token choose the first expert first, whatever its score."""
+    for each in module.model.modules():
+        if isinstance(each, Router):
+            assert each.bias is not None
+            each.bias[0] = 10.0
+    return module
+
+
+def odd_steps(module: TransformerTrainModule) -> list[float]:
+    """Losses of steps on rows of odd lengths, one row a micro-batch."""
+    world, losses = module.world, []
+    for step in (1, 2, 3):
+        share = len(ODD) // world.size
+        rows = range(world.rank * share, (world.rank + 1) * share)
+        batches = [make_batch([ODD[row]], vocab_size=8, seed=step + row) for row in rows]
+        losses.append(float(module.train_step(batches, step, 6)["train/CE loss"]))
+    return losses
+
+
+def all_checks(folder: str, layouts: list[Layout], optims: Sequence[str]) -> dict[Any, Any]:
+    """Run every check on this rank; `folder` holds a checkpoint of one rank, and gets ours."""
+    size = dist.get_world_size()
+    share = 8 // size
+    results: dict[Any, Any] = {"layouts": {}, "balances": {}}
+    for layout in layouts:
+        strategy, degree, recomputed, cuts = layout
+        module = dealt(degree, strategy, ac_config=RECOMPUTED[recomputed])
+        results["layouts"][layout] = three_steps(module, [share] if cuts == 1 else [1, share - 1])
+    for name, options in BALANCES.items():
+        module = dealt(model=of_experts(**options))
+        results["balances"][name] = three_steps(module, [1, share - 1])
+    each = of_experts(n_experts=size, top_k=1)
+    results["one each"] = three_steps(dealt(size, model=each), [share])
+    lonely = to_one_expert(dealt(model=of_experts(top_k=1)))
+    rows = results["rows of products"] = set[int]()
+    for each in lonely.model.modules():
+        if isinstance(each, Experts):
+            each.register_forward_pre_hook(lambda _m, args: rows.add(len(args[0])))
+    results["one for all"] = three_steps(lonely, [share])
+    results["transposed"] = _transposed()
+    results["odd"] = odd_steps(dealt())
+    small = of_experts(capacity_factor=0.7)
+    world = World(rank=dist.get_rank(), size=size)
+    results["capacity"] = [
+        three_steps(module, [share])
+        for module in (dealt(model=small), build("fsdp", world=world, model=small))
+    ]
+    for name in optims:
+        results["optim", name] = train(dealt(optim=OPTIMS[name]), [share])
+    results["bfloat16"] = three_steps(dealt(param_dtype="bfloat16"), [share])
+    results["resumed"] = _resumed(Path(folder))
+    results["non-finite"] = _non_finite()
+    results["held"] = _held()
+    results["traffic"] = {name: _traffic(name) for name in RECOMPUTED}
+    return results
+
+
+def four_checks(folder: str) -> dict[Any, Any]:
+    """Run every check of this rank, one of four."""
+    results = all_checks(folder, ALL, list(OPTIMS))
+    for degree in (2, 4):
+        module = dealt(degree, model=of_experts(n_experts=8), **context(2))
+        results["context", degree] = three_steps(module, [2, 2])
+    results["offload"] = three_steps(
+        build(
+            world=World(rank=dist.get_rank(), size=4),
+            model=of_experts(),
+            sharing={"cpu_offload": True, "prefetch_factor": 1},
+            ep_config=ExpertParallelConfig(degree=2),
+        ),
+        [2],
+    )
+    return results
+
+
+def eight_checks() -> dict[Any, Any]:
+    """Run every check of this rank, one of eight: each axis has two."""
+    return {
+        "hsdp": three_steps(dealt(2, "hsdp"), [1]),
+        "context": three_steps(dealt(2, "hsdp", **context(2)), [2]),
+        "muon": train(dealt(2, "hsdp", optim=MUON), [1]),
+    }
+
+
+def compiled_checks() -> Trained:
+    """A run of compiled blocks."""
+    return three_steps(dealt(param_dtype="bfloat16", compile_model=True), [4])
+
+
+def _resumed(folder: Path) -> dict[str, Any]:
+    """A run that goes on from what one rank saved, one that is interrupted here, one to go on."""
+    share = [8 // dist.get_world_size()]
+
+    def load(module: TransformerTrainModule, name: str) -> str:
+        state = module.state_dict()
+        dcp.load(state, checkpoint_id=folder / name)
+        module.load_state_dict(state)
+        found: str = digest(full(module)["model"])
+        return found
+
+    module = dealt()
+    loaded = load(module, "one")
+    from_one = train(module, share, steps=[3, 4])
+    whole = train(dealt(), share, steps=[1, 2, 3, 4])
+    module = dealt()
+    train(module, share, steps=[1, 2])
+    dcp.save(module.state_dict(), checkpoint_id=folder / f"ep{dist.get_world_size()}")
+    module = dealt()
+    with torch.no_grad():
+        for parameter in module.model.parameters():
+            parameter.zero_()
+    load(module, f"ep{dist.get_world_size()}")
+    rest = train(module, share, steps=[3, 4])
+    return {
+        "loaded": loaded,
+        "losses": from_one.losses,
+        "rest": rest.losses,
+        "same": (rest.losses, digest(rest.weights)) == (whole.losses[2:], digest(whole.weights)),
+    }
+
+
+def _non_finite() -> dict[str, Any]:
+    """One rank alone sees a NaN; what did each do, weights and biases, and after it?"""
+    module = dealt(non_finite="skip")
+    before = digest(full(module)["model"])
+    batches = micro_batches(1, [8 // module.world.size], module.world)
+    handle = module.model.norm.register_forward_hook(
+        lambda _m, _args, out: out * (float("nan") if module.world.rank == 1 else 1.0)
+    )
+    bad = float(module.train_step(batches, 1, 6)["optim/non-finite"])
+    unchanged = digest(full(module)["model"]) == before
+    handle.remove()
+    good = module.train_step(batches, 2, 6)
+    return {"bad": bad, "unchanged": unchanged, "loss": float(good["train/CE loss"])}
+
+
+def _held() -> dict[str, Any]:
+    """Shapes of what this rank has of each parameter, and the bytes of optimiser state."""
+    module = dealt()
+    named = module.model.named_parameters()
+    found: dict[str, Any] = {
+        name: tuple(p.to_local().shape) for name, p in named if isinstance(p, DTensor)
+    }
+    states = [each for state in module.optimizer.state.values() for each in state.values()]
+    found["state"] = sum(each.nbytes for each in map(local, states))
+    return found
+
+
+def _transposed() -> tuple[Tensor, Tensor]:
+    """Gradient of what is sent around, of one that lies column by column; and what it should be."""
+    size, group = dist.get_world_size(), dist.group.WORLD
+    weight = torch.arange(6.0 * size).view(3, 2 * size)
+    sent = torch.zeros(2 * size, 3, requires_grad=True)
+    each = [2] * size
+    got = _Exchanged.apply(sent, each, each, group)  # type: ignore[no-untyped-call]
+    (got.T * weight).sum().backward()
+    assert sent.grad is not None
+    first = 2 * dist.get_rank()
+    return sent.grad, weight.T[first : first + 2].repeat(size, 1)
+
+
+def _traffic(recomputed: str) -> int:
+    """Exchanges of tokens, and of their counts, of a step."""
+    module = dealt(ac_config=RECOMPUTED[recomputed])
+    share = 8 // module.world.size
+    with Traffic() as traffic:
+        module.train_step(micro_batches(1, [share], module.world), 1, 6)
+    return int(traffic.calls["alltoall_base_"])
