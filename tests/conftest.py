@@ -30,6 +30,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # What tests write is not to outlive a power cut: in this process a file is asked for, not the disk.
 # That `fsync` is called, in which order, is asked by faults/test_03_power_loss.py.
 os.fsync = os.fstat  # type: ignore[assignment]
+# A run unfreezes at its end what it froze: here that would be all that the tests have frozen.
+gc.unfreeze = lambda: None  # type: ignore[assignment]
 # Workers and the processes they start share the cores: threads of torch would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Shells start background jobs with SIGINT ignored, and the commands under test would inherit that.

@@ -26,21 +26,18 @@ class GarbageCollectorCallback(Callback):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._was_enabled = self._froze = False
+        self._was_enabled = False
 
     def pre_train(self) -> None:
         self._was_enabled = gc.isenabled()
         gc.disable()
-        self._froze = gc.get_freeze_count() == 0  # else somebody did, and says until when
-        if self._froze:
-            gc.freeze()  # modules, model and data stay: later collections need not look at them
+        gc.freeze()  # modules, model and data stay: later collections need not look at them
 
     def post_step(self) -> None:
         if self.trainer.step % self.gc_interval == 0:
             gc.collect(1)
 
     def close(self) -> None:
-        if self._froze:
-            gc.unfreeze()
+        gc.unfreeze()
         if self._was_enabled:
             gc.enable()

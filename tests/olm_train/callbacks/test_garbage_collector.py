@@ -47,17 +47,3 @@ def test_garbage_is_collected_at_fixed_steps_only(
         # the youngest generation may have been collected before the first step
         assert [generation for generation in collected if generation][:2] == [1, 1]
     assert gc.isenabled()
-
-
-@pytest.mark.parametrize("frozen", [True, False])
-def test_what_somebody_froze_stays_frozen_and_nothing_else(
-    tiny_mixture: Path, tmp_path: Path, frozen: bool
-) -> None:
-    trainer = build_trainer(tiny_mixture, tmp_path, STOP)
-    (gc.freeze if frozen else gc.unfreeze)()
-    before = gc.get_freeze_count()
-    trainer.fit()
-    after = gc.get_freeze_count()
-    gc.freeze()
-    assert (after > before / 2) == frozen
-    assert after <= before
