@@ -218,8 +218,8 @@ def pieces(
     return torch.stack(out)
 
 
-@pytest.mark.parametrize("window", [None, 1, 7])
-@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("window", [None, pytest.param(1, marks=pytest.mark.slow), 7])
+@pytest.mark.parametrize("kv_heads", [pytest.param(4, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("backend", ["pieces", "math", "flex", "whole rows"])
 @pytest.mark.parametrize("chunks", [[[0, 3, 4], [1, 2, 5]], [[0, 1], [2, 3]], [[1], [0]]])
 def test_a_part_of_the_queries_sees_the_keys_that_they_see_together(

@@ -20,6 +20,7 @@ from support.context_ranks import (
     EXCHANGES,
     LONG,
     MODELS,
+    QUICK,
     RECOMPUTED,
     SETS,
     STRATEGIES,
@@ -88,10 +89,18 @@ def assert_alike(run: Trained, expected: Trained) -> None:
         assert run.metrics[name] == (value if exact else pytest.approx(value, rel=1e-4)), name
 
 
-@pytest.mark.parametrize(("model", "exchange"), list(product(MODELS, EXCHANGES)))
-def test_every_model_follows_one_rank(model: str, exchange: str, ranks: Ranks) -> None:
+@pytest.mark.parametrize(("model", "exchange"), list(product(QUICK, EXCHANGES)))
+def test_a_model_follows_one_rank(model: str, exchange: str, ranks: Ranks) -> None:
     expected = three_steps(build(model=of(model)))
     for rank in ranks:
+        assert_alike(rank[model, exchange], expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "exchange"), list(product(MODELS, EXCHANGES)))
+def test_every_model_follows_one_rank(model: str, exchange: str, four: Ranks) -> None:
+    expected = three_steps(build(model=of(model)))
+    for rank in four:
         assert_alike(rank[model, exchange], expected)
 
 
