@@ -200,8 +200,8 @@ def candidates(
     Args:
         given: its dtypes are kept.
         sharers: ranks that share a micro-batch, and a copy of the weights too if those are cut.
-        accumulates: whether a step has several micro-batches.
         dealt: ranks of a copy of the weights that have other experts.
+        accumulates: whether a step has several micro-batches.
     """
     found: list[tuple[str, dict[str, Any]]] = []
     if given.reduce_dtype == "float32" and dealt == 1:  # ddp sums in nothing else

@@ -82,6 +82,45 @@ def numbered(groups: list[ParamGroup]) -> Iterator[tuple[int, ParamGroup, Tensor
                 yield number, group, parameter, parameter.grad
 
 
+def adam_kernel(
+    group: ParamGroup,
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    moments: tuple[list[Tensor], list[Tensor]],
+    steps: list[Tensor],
+    *,
+    fused: bool,
+    decoupled: bool,
+    found_inf: Tensor | None = None,
+) -> None:
+    """Take a step of Adam, or of AdamW, by torch's kernel.
+
+    Args:
+        group: its "lr", "betas", "eps" and "weight_decay".
+        moments: first and second ones.
+        decoupled: AdamW.
+        found_inf: 1 on the device: nothing changes; fused kernels alone know it.
+    """
+    beta1, beta2 = group["betas"]
+    adam(
+        weights,
+        gradients,
+        *moments,
+        [],
+        steps,
+        fused=fused,
+        found_inf=found_inf,
+        decoupled_weight_decay=decoupled,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+    )
+
+
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's elements, a view."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -93,45 +132,21 @@ def step_adam(
     state: dict[str, Tensor],
     group: ParamGroup,
     generator: torch.Generator,
-    *,
-    fused: bool,
-    decoupled: bool,
-    found_inf: Tensor | None = None,
+    **options: Any,
 ) -> None:
-    """Take a step of Adam, or of AdamW, by torch's kernels.
+    """Take a step of a parameter.
 
     Args:
         state: "step", and "exp_avg" and "exp_avg_sq" in bfloat16.
-        group: its "lr", "betas", "eps" and "weight_decay".
-        decoupled: AdamW.
-        found_inf: 1 on the device: nothing changes; fused kernels alone know it.
+        options: of `adam_kernel`.
     """
-    kept = (state["exp_avg"], state["exp_avg_sq"])
-    pieces = [local(each).reshape(-1).split(PIECE) for each in (parameter, gradient, *kept)]
-    beta1, beta2 = group["betas"]
-    step = state["step"]
-    for weight, change, *moments in zip(*pieces, strict=True):
-        wide, step = [moment.float() for moment in moments], state["step"].clone()
-        adam(
-            [weight],
-            [change],
-            [wide[0]],
-            [wide[1]],
-            [],
-            [step],
-            foreach=False,
-            fused=fused,
-            found_inf=found_inf,
-            decoupled_weight_decay=decoupled,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
-        for value, target in zip(wide, moments, strict=True):
+    changed = (parameter, state["exp_avg"], state["exp_avg_sq"])  # in place: views, or an error
+    pieces = [local(each).view(-1).split(PIECE) for each in changed]
+    gradients, step = local(gradient).reshape(-1).split(PIECE), state["step"]
+    for change, weight, *moments in zip(gradients, *pieces, strict=True):
+        (mean, square), step = [moment.float() for moment in moments], state["step"].clone()
+        adam_kernel(group, [weight], [change], ([mean], [square]), [step], **options)
+        for value, target in zip((mean, square), moments, strict=True):
             round_by_chance(value, target, generator)
     state["step"].copy_(step)
 

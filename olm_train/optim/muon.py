@@ -30,7 +30,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.optim.adamw import adamw
 
 from olm_data.config.hints import NonNegativeFloat, PositiveFloat
 from olm_train.distributed.world import World
@@ -38,7 +37,15 @@ from olm_train.model.layers import Linear
 from olm_train.model.mixture import Experts
 from olm_train.optim.base import Decay, OptimConfig
 from olm_train.optim.groups import ParamGroup
-from olm_train.optim.half import DTYPES, MomentDtype, Rounding, numbered, step_adam
+from olm_train.optim.half import (
+    DTYPES,
+    MomentDtype,
+    Rounding,
+    adam_kernel,
+    local,
+    numbered,
+    step_adam,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +300,8 @@ class Muon(Optimizer):
             state = self.state[parameter]
             if "parts" in group:
                 kept = state["momentum_buffer"]
-                momentum = kept.to(gradient.dtype).lerp(gradient, 1 - group["momentum"])
+                momentum = kept.to(gradient.dtype)  # itself, where it is fp32
+                momentum.lerp_(gradient, 1 - group["momentum"])
                 self._rounding.keep(momentum, kept, number, group)
             elif self._half:
                 generator = self._rounding.seed(number, group, parameter.device)
@@ -358,23 +366,11 @@ class Muon(Optimizer):
         if not found:
             return
         states = [self.state[p] for p in found]
-        beta1, beta2 = group["betas"]
-        adamw(
-            found,
-            [p.grad for p in found],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
+        means, squares, steps = (
+            [state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")
         )
+        gradients = [p.grad for p in found]
+        adam_kernel(group, found, gradients, (means, squares), steps, fused=True, decoupled=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -469,8 +465,7 @@ def _dealt_along(parameter: Tensor) -> int | None:
 def _local(tensor: Tensor | None) -> Tensor:
     """Return this rank's rows, a view; of experts one below the other."""
     assert tensor is not None
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.flatten(0, -2)
+    return local(tensor).flatten(0, -2)
 
 
 def cost(rows: int, columns: int) -> int:

@@ -35,6 +35,7 @@ from olm_train.model.attention_backend import (
 from olm_train.model.decoder import Decoder
 from olm_train.model.mixture import DocumentBalance, MixtureConfig
 from olm_train.parallel.config import ContextParallelConfig
+from olm_train.parallel.exchange import both_ways
 from olm_train.parallel.mesh import Mesh, divisors
 
 
@@ -63,19 +64,18 @@ class Exchange:
 
     def all_tokens(self, x: Tensor) -> Tensor:
         """[1, n, ...] of this rank's tokens -> [1, T, ...] of all."""
-        out: Tensor = _AllTokens.apply(x[0], self)  # type: ignore[no-untyped-call]
-        return out[None]
+        return both_ways(x[0], self.collect, self.sum_up)[None]
 
     def own_heads(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Each [1, n, H, D], all heads of this rank's tokens -> [b, S, H / degree, D]."""
         cut = [x[0].unflatten(1, (self.degree, -1)) for x in parts]  # [n, degree, heads, D]
-        out: Tensor = _OwnHeads.apply(torch.cat(cut, dim=2), self)  # type: ignore[no-untyped-call]
+        out = both_ways(torch.cat(cut, dim=2), self.to_heads, self.to_tokens)
         sizes = [x.shape[2] for x in cut]
         return [x.unflatten(0, self.shape) for x in out.split(sizes, dim=1)]
 
     def own_tokens(self, x: Tensor) -> Tensor:
         """[b, S, H / degree, D] -> [1, n, H, D]."""
-        out: Tensor = _OwnTokens.apply(x.flatten(0, 1), self)  # type: ignore[no-untyped-call]
+        out = both_ways(x.flatten(0, 1), self.to_tokens, self.to_heads)
         return out.flatten(1, 2)[None]
 
     # Without a gradient; `x` as what comes out of the others, without the first axis.
@@ -111,42 +111,6 @@ class Exchange:
     def _in_order(self, x: Tensor) -> Tensor:
         found: Tensor = torch.empty_like(x).index_copy_(0, self.order, x)
         return found
-
-
-class _AllTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
-        ctx.exchange = exchange
-        return exchange.collect(x)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        exchange: Exchange = ctx.exchange
-        return exchange.sum_up(upstream[0]), None
-
-
-class _OwnHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
-        ctx.exchange = exchange
-        return exchange.to_heads(x)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        exchange: Exchange = ctx.exchange
-        return exchange.to_tokens(upstream[0]), None
-
-
-class _OwnTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
-        ctx.exchange = exchange
-        return exchange.to_tokens(x)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        exchange: Exchange = ctx.exchange
-        return exchange.to_heads(upstream[0]), None
 
 
 @dataclass(frozen=True)

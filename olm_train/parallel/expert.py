@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from olm_data.errors import UsageError
 from olm_train.distributed.world import World
 from olm_train.model.decoder import Decoder
 from olm_train.model.mixture import Experts, MixtureConfig, MixtureOfExperts, Reordered, inverse
+from olm_train.parallel.exchange import both_ways
 from olm_train.parallel.mesh import EXPERT, Mesh, nearest
 
 if TYPE_CHECKING:
@@ -49,7 +50,14 @@ class DealtExperts:
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self._group)
         to, of = torch.stack((sent.sum(1), received.sum(1))).tolist()
-        here: Tensor = _Exchanged.apply(rows, to, of, self._group)  # type: ignore[no-untyped-call]
+
+        def out_of(x: Tensor) -> Tensor:
+            return self._exchange(x, to, of)
+
+        def back_to(x: Tensor) -> Tensor:
+            return self._exchange(x, of, to)
+
+        here = both_ways(rows, out_of, back_to)
         numbers = torch.arange(sent.shape[1], device=rows.device).repeat(self._ranks)
         numbers = numbers.repeat_interleave(received.flatten(), output_size=sum(of))
         order = numbers.argsort(stable=True)
@@ -61,30 +69,13 @@ class DealtExperts:
             ends[-1] = 1
         out = experts(here, ends)[: sum(of)]
         out = Reordered.apply(out, order, places)  # type: ignore[no-untyped-call]
-        back: Tensor = _Exchanged.apply(out, of, to, self._group)  # type: ignore[no-untyped-call]
-        return back
+        return both_ways(out, back_to, out_of)
 
-
-class _Exchanged(torch.autograd.Function):
-    """Send the first `to[0]` rows to the first rank, ...; get `of[0]` from it, ..."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, to: list[int], of: list[int], group: dist.ProcessGroup
-    ) -> Tensor:
-        ctx.way = to, of, group
-        return _exchange(x, to, of, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        to, of, group = ctx.way
-        return _exchange(gradients[0], of, to, group), None, None, None
-
-
-def _exchange(x: Tensor, to: list[int], of: list[int], group: dist.ProcessGroup) -> Tensor:
-    out = x.new_empty((sum(of), *x.shape[1:]))
-    dist.all_to_all_single(out, x.contiguous(), of, to, group=group)
-    return out
+    def _exchange(self, x: Tensor, to: list[int], of: list[int]) -> Tensor:
+        """Send the first `to[0]` rows to the first rank, ...; get `of[0]` from it, ..."""
+        out = x.new_empty((sum(of), *x.shape[1:]))
+        dist.all_to_all_single(out, x.contiguous(), of, to, group=self._group)
+        return out
 
 
 def deal_experts(

@@ -119,10 +119,7 @@ class Mesh:
         cp: ranks that a row is cut over.
         tp: ranks that a matrix is cut over.
         pp: stages that the layers are cut into.
-        ep: ranks that the experts are dealt to.
-
-    Raises:
-        UsageError: `ep` does not divide the ranks that it borrows.
+        ep: ranks that the experts are dealt to, of those of dp_shard, cp and tp.
     """
 
     dp_replicate: int = 1
@@ -131,10 +128,6 @@ class Mesh:
     tp: int = 1
     pp: int = 1
     ep: int = 1
-
-    def __post_init__(self) -> None:
-        lent = {"dp_shard": self.dp_shard, "cp": self.cp, "tp": self.tp}
-        _require_lent("ep", self.ep, lent)
 
     @classmethod
     def over(
@@ -182,7 +175,13 @@ class Mesh:
             )
         degrees = {**known, **dict.fromkeys(free, left)}
         lent = {axis: degrees[axis] for axis in ("dp_shard", "cp", "tp")}
-        _require_lent(names["ep"], ep, lent)
+        _require(
+            names["ep"],
+            ep,
+            math.prod(lent.values()),
+            of=f"that it borrows from {_spelled(lent) or 'dp_shard, cp and tp'}",
+            why="the ranks of ep are ranks of dp_shard, cp and tp; it adds none",
+        )
         return cls(ep=ep, **degrees)
 
     @property
@@ -232,6 +231,7 @@ class Mesh:
     def _digits(self) -> dict[Axis, tuple[int, int]]:
         """Degree of each axis, and by how much the number of a rank grows along it."""
         lent = self.dp_shard * self.cp * self.tp
+        assert lent % self.ep == 0, self
         degrees: dict[Axis, int] = {axis: getattr(self, axis) for axis in (*WEIGHTS, "ep")}
         degrees["edp_shard"] = lent // self.ep
         return {
@@ -297,17 +297,6 @@ def _require(
             fix=f"set it to {nearest(degree, room)}: it is one of "
             + ", ".join(map(str, divisors(room))),
         )
-
-
-def _require_lent(name: str, degree: int, lent: Mapping[str, int]) -> None:
-    """Refuse a degree of `ep` that does not divide the ranks of these axes."""
-    _require(
-        name,
-        degree,
-        math.prod(lent.values()),
-        of=f"that it borrows from {_spelled(lent) or 'dp_shard, cp and tp'}",
-        why="the ranks of ep are ranks of dp_shard, cp and tp; it adds none",
-    )
 
 
 def nearest(degree: int, room: int) -> str:

@@ -71,10 +71,12 @@ def describe(
     config, why = config.fitted(Machine(world_size=world_size, nodes=nodes, memory=plan.gpu.memory))
     microbatch = config.train_module.rank_microbatch_size
     mesh = config.train_module.mesh(world_size, nodes)
-    if (context := config.train_module.cp_config) is not None:
-        require_tokens_alone(context, build_decoder(config.model, device="meta"))
-    if mesh.ep > 1:
-        require_dealable(build_decoder(config.model, device="meta"), mesh)
+    if mesh.cp > 1 or mesh.ep > 1:
+        decoder = build_decoder(config.model, device="meta")
+        if (context := config.train_module.cp_config) is not None:
+            require_tokens_alone(context, decoder)
+        if mesh.ep > 1:
+            require_dealable(decoder, mesh)
     loader = config.data_loader.build(
         rank_microbatch_size=microbatch,
         world=World(),

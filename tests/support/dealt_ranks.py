@@ -28,7 +28,8 @@ from olm_train.optim.averaging import local
 from olm_train.optim.given import NamedOptim
 from olm_train.optim.groups import GroupOverride
 from olm_train.parallel.config import ExpertParallelConfig
-from olm_train.parallel.expert import _Exchanged
+from olm_train.parallel.exchange import both_ways
+from olm_train.parallel.expert import DealtExperts
 from olm_train.train_module import TransformerTrainModule
 
 Layout = tuple[str, int, str, int]
@@ -219,10 +220,15 @@ def _held() -> dict[str, Any]:
 def _transposed() -> tuple[Tensor, Tensor]:
     """Gradient of what is sent around, of one that lies column by column; and what it should be."""
     size, group = dist.get_world_size(), dist.group.WORLD
+    assert group is not None
     weight = torch.arange(6.0 * size).view(3, 2 * size)
     sent = torch.zeros(2 * size, 3, requires_grad=True)
-    each = [2] * size
-    got = _Exchanged.apply(sent, each, each, group)  # type: ignore[no-untyped-call]
+    each, dealt_experts = [2] * size, DealtExperts(group)
+
+    def way(x: Tensor) -> Tensor:
+        return dealt_experts._exchange(x, each, each)
+
+    got = both_ways(sent, way, way)
     (got.T * weight).sum().backward()
     assert sent.grad is not None
     first = 2 * dist.get_rank()

@@ -48,6 +48,9 @@ def all_checks(folder: str) -> dict[str, Any]:
         module = build(strategy, world=world, sharing=each)
         results[strategy, "each"] = train(module, MICRO_BATCHES["by row"])
         results[strategy, "each traffic"] = _traffic(strategy, world, sharing=each)
+        each |= {"cpu_offload": True}
+        module = build(strategy, world=world, sharing=each)
+        results[strategy, "each offloaded"] = train(module, MICRO_BATCHES["by row"])
     for strategy in ("fsdp", "ddp"):
         for name, rows in MICRO_BATCHES.items():
             results[strategy, name] = train(build(strategy, world=world), rows)

@@ -326,6 +326,8 @@ def fill(
     """
     plain = replace(opened.config, vocab_multiple=1)
     with _weights(opened) as (files, maps, stored):
+        sources = {name if name in maps else dense_name(name) for name in parameters} - {None}
+        assert maps.keys() == sources, "of another shape"
 
         def read(name: str, where: Slices) -> Tensor:
             return files.read(stored[name], where)
@@ -341,7 +343,8 @@ def fill(
                 put_copies(part, where, name, dense, config)
             elif name not in maps:  # a bias of a router begins at 0, its weight as it is drawn
                 assert ".router." in name, name
-                part.zero_() if name.endswith(".bias") else None
+                if name.endswith(".bias"):
+                    part.zero_()
             elif name in VOCABULARY_TABLES:
                 _fill_table(part, where, maps[name], read, plain.vocab_size, config.vocab_size)
                 _refuse_other_copies(maps[name], where, files, read, opened.place)

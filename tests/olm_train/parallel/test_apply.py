@@ -131,10 +131,11 @@ def test_gradients_are_exchanged_at_the_last_micro_batch_only(
 def test_gradients_reduced_at_each_micro_batch_are_those_of_the_step(
     strategy: str, single: Run, ranks: list[dict[Any, Any]]
 ) -> None:
-    first, second = (rank[strategy, "each"] for rank in ranks)
-    assert digest(first.weights) == digest(second.weights)
-    assert first.losses == pytest.approx(single.losses, rel=1e-5)
-    assert first.norms == pytest.approx(single.norms, rel=1e-4)
+    for kind in ("each", "each offloaded"):
+        first, second = (rank[strategy, kind] for rank in ranks)
+        assert digest(first.weights) == digest(second.weights)
+        assert first.losses == pytest.approx(single.losses, rel=1e-5)
+        assert first.norms == pytest.approx(single.norms, rel=1e-4)
     traffic, parameters = ranks[0][strategy, "each traffic"], MODEL.n_layers + 1
     calls = {
         kind: sum(count for name, count in traffic.items() if kind in name)
