@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 SETS = {
-    "baseline": ("default", "SSE41", "SSE4_2"),
-    "avx2": ("avx2", "AVX2", "AVX2"),
-    "avx512": ("avx512", "AVX512_CORE", "AVX512"),
-    "all": ("", "ALL", ""),  # also instructions for bfloat16
+    "baseline": ("default", "SSE41", "SSE4_2", 1),
+    "avx2": ("avx2", "AVX2", "AVX2", 2),
+    "avx512": ("avx512", "AVX512_CORE", "AVX512", 1),
+    "all": ("", "ALL", "", 2),  # also instructions for bfloat16
 }
+"""Their names for torch, oneDNN and MKL; threads."""
 PROMISES = (
     "extensions/averaging/test_model_merge.py::"
     "test_merges_at_steps_and_intervals_with_windows_that_overlap",  # within a rounding
@@ -33,12 +34,11 @@ PROMISES = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", SETS)
 def test_bounds_and_resumes_to_the_bit_hold_with_the_instructions(
-    repository: Path, name: str, threads: int
+    repository: Path, name: str
 ) -> None:
-    aten, onednn, mkl = SETS[name]
+    aten, onednn, mkl, threads = SETS[name]
     names = {"ATEN_CPU_CAPABILITY": aten, "ONEDNN_MAX_CPU_ISA": onednn}
     names |= {"MKL_ENABLE_INSTRUCTIONS": mkl, "OMP_NUM_THREADS": str(threads)}
     environment = os.environ | {key: value for key, value in names.items() if value}

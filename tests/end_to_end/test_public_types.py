@@ -62,6 +62,7 @@ def install(repository: Path, folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("mypy")  # the second one finds torch in the cache of the first
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_mypy_sees_every_public_name_of_an_installation(
     repository: Path, tmp_path: Path, kind: str

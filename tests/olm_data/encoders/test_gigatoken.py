@@ -30,7 +30,7 @@ KINDS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("split", "form"), KINDS)
-@settings(max_examples=400)
+@settings(max_examples=120)
 @given(texts=st.lists(TEXTS, min_size=8, max_size=24))
 def test_ids_are_the_references_for_any_text(
     small: bytes, split: str, form: str | None, texts: list[str]
@@ -44,7 +44,7 @@ def test_ids_are_the_references_for_any_text(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "dolma2", "gpt-neox-dolma"])
-@settings(max_examples=400)
+@settings(max_examples=120)
 @given(texts=st.lists(TEXTS, min_size=8, max_size=24))
 def test_ids_are_the_references_for_published_tokenizers(
     shared_data: Path, name: str, texts: list[str]
