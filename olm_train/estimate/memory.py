@@ -29,7 +29,7 @@ from olm_train.optim.base import OptimConfig
 from olm_train.parallel.mesh import CUT
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
-_ITEMSIZE = {"float32": 4, "bfloat16": 2}
+ITEMSIZE = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class TrainingTensors:
                 of a step, where they are exchanged and cut.
             keys: keys of a layer, and values, for each token: those of other ranks too.
         """
-        model, size = self.model, _ITEMSIZE[param_dtype]
+        model, size = self.model, ITEMSIZE[param_dtype]
         whole, own = dict[str, int](), dict[str, int]()
         for name, shape in self.parameters.items():
             whole[name], own[name] = math.prod(shape), _shard(shape, shards)
@@ -240,7 +240,7 @@ def _kept(
         attention = model.attention.products(model, sequence_length)
         dtype = module.dp_config.param_dtype
         feed_forward = sum(part.products(model) for part in model.feed_forwards) / model.n_layers
-        ops = _ITEMSIZE[dtype] * (attention + feed_forward)
+        ops = ITEMSIZE[dtype] * (attention + feed_forward)
         return min(1.0, ops / block_bytes(model, sequence_length, dtype)[0])
     if config.mode == "budget":
         return config.activation_memory_budget or 0.0
@@ -255,7 +255,7 @@ def block_bytes(
     Kept are the inputs of each norm, matrix product, attention and activation function, as each
     part says (`kept`); views keep the tensor they look into. Statistics are fp32.
     """
-    saved = Saved(_ITEMSIZE[param_dtype], sequence_length)
+    saved = Saved(ITEMSIZE[param_dtype], sequence_length)
     kept = (
         model.attention.kept(model, saved, rotated=model.positions.rotates)
         + sum(part.kept(model, saved) for part in model.feed_forwards) / model.n_layers

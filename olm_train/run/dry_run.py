@@ -31,6 +31,7 @@ from olm_train.estimate.flops import document_pairs, num_flops_per_token
 from olm_train.estimate.gpus import GPUS, Gpu
 from olm_train.estimate.memory import memory_of_step
 from olm_train.estimate.sharding import Machine
+from olm_train.estimate.traffic import traffic_of_step
 from olm_train.evaluation.held_out import open_held_out
 from olm_train.model.decoder import build_decoder
 from olm_train.optim.schedule_base import Position
@@ -95,6 +96,7 @@ def describe(
             "model": _model(config, loader, world_size, plan),
             "device": [*_chosen(chosen, plan), _threads(config), *here],
             "memory of a rank": [*_memory(config, loader, world_size, nodes, plan), *why],
+            "traffic of a rank": _traffic(config, loader, world_size, nodes),
             "first rows": first_rows(loader.lock, loader.rows_of_step(0).tolist()),
             "evaluation": _held_out(config, loader),
         }
@@ -249,6 +251,19 @@ def _memory(
             "(train_module.ac_config.mode: full), or use more ranks with dp_config.name: fsdp; "
             "olm-train presets says what fits shapes of that size"
         )
+
+
+def _traffic(config: RunConfig, loader: DataLoader, world_size: int, nodes: int) -> Iterator[str]:
+    """Yield a line of what is sent in a step for each axis."""
+    sent = traffic_of_step(
+        config.model,
+        config.train_module,
+        world_size=world_size,
+        nodes=nodes,
+        micro_batches=config.most_micro_batches(loader.world_size),
+    )
+    rows = [[axis, f"{amount / 1e6:,.4g}", "MB a step"] for axis, amount in sent.items()]
+    yield from aligned(rows, left=(0, 2))
 
 
 def _held_out(config: RunConfig, loader: DataLoader) -> Iterator[str]:

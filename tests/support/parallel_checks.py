@@ -77,13 +77,17 @@ def all_checks(folder: str) -> dict[str, Any]:
 class Traffic(TorchDispatchMode):
     """Counts collectives by the name of their operator; `order` gets the names one by one.
 
-    An all-gather is named with the number of ranks it is over.
+    An all-gather is named with the number of ranks it is over. `sent` counts bytes by that number:
+    what a ring of these ranks sends of each tensor of more than `LEAST` bytes.
     """
+
+    LEAST = 64
 
     def __init__(self, order: list[str] | None = None) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
         self._order = [] if order is None else order
+        self.sent: Counter[int] = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if "c10d" in func.namespace:
@@ -92,7 +96,19 @@ class Traffic(TorchDispatchMode):
                 name += f" of {args[0].numel() // args[1].numel()}"
             self.calls[name] += 1
             self._order.append(name)
+            self._send(name, *args)
         return func(*args, **(kwargs or {}))
+
+    def _send(self, name: str, tensors: Any, given: Any, group: Any = None, *_: Any) -> None:
+        """Count the bytes of a call."""
+        if name == "allreduce_":
+            size, whole = dist.ProcessGroup.unbox(given).size(), 2 * tensors[0].nbytes
+        elif name in ("broadcast_", "allgather_", "barrier"):
+            return
+        else:
+            size, whole = dist.ProcessGroup.unbox(group).size(), max(tensors.nbytes, given.nbytes)
+        if whole > self.LEAST:
+            self.sent[size] += whole * (size - 1) // size
 
 
 def _traffic(strategy: str, world: World, **options: Any) -> dict[str, int]:

@@ -50,6 +50,15 @@ def test_memory_is_listed_by_component_and_adds_up(tiny_mixture: Path, tmp_path:
     assert float(listed["total"]) == pytest.approx(sum(expected.values()) / 1e6, rel=1e-3)
 
 
+def test_what_a_rank_sends_is_listed_by_axis(tiny_mixture: Path, tmp_path: Path) -> None:
+    config = resolved(tiny_mixture, tmp_path, "--train_module.cp_config={degree: 2}")
+    text = describe(config, 4)
+    listed = text.partition("# traffic of a rank\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^(\w+) +([\d.,e+-]+) +MB a step$", listed, re.MULTILINE)
+    assert [axis for axis, _ in found] == ["fsdp", "cp"]
+    assert "# traffic of a rank" not in describe(resolved(tiny_mixture, tmp_path), 1)
+
+
 def test_days_follow_from_flops_ranks_and_the_stated_mfu(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,47 @@
+"""What each of four ranks sends in a step, for tests/olm_train/estimate/test_traffic.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from support.expert_ranks import of_experts
+from support.parallel_checks import Traffic
+from support.training import MODEL, build, micro_batches
+
+from olm_train.distributed.world import World
+from olm_train.estimate.traffic import traffic_of_step
+from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
+from olm_train.parallel.config import ContextParallelConfig, ExpertParallelConfig
+
+FULL = ActivationCheckpointingConfig(mode="full")
+ULYSSES = ContextParallelConfig(degree=2, exchange="ulysses")
+LAYOUTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "ddp": ("ddp", {}, {}),
+    "fsdp": ("fsdp", {}, {}),
+    "each": ("fsdp", {"reduce_each_microbatch": True}, {}),
+    "kept": ("fsdp", {"reshard_after_forward": False}, {}),
+    "hsdp": ("hsdp", {"num_replicas": 2}, {}),
+    "gather": ("fsdp", {}, {"cp_config": ContextParallelConfig(degree=2)}),
+    "ulysses": ("fsdp", {}, {"cp_config": ULYSSES, "ac_config": FULL}),
+    "experts": ("fsdp", {}, {"ep_config": ExpertParallelConfig(degree=2), "model": of_experts()}),
+}
+
+
+def sent(_: str) -> dict[str, tuple[int, int]]:
+    """Return by layout the bytes that were sent and those that were foreseen."""
+    world = World(rank=dist.get_rank(), size=dist.get_world_size())
+    found = {}
+    for name, (strategy, sharing, options) in LAYOUTS.items():
+        rows = 1 if "cp_config" not in options else 2  # of two micro-batches
+        options = {"rank_microbatch_size": 32 * rows, **options}
+        module = build(strategy, world=world, sharing=sharing, **options)
+        batches = micro_batches(1, [rows, rows], module.world)
+        with Traffic() as traffic:
+            module.train_step(batches, 1, 6)
+        config = module.config
+        foreseen = traffic_of_step(
+            options.get("model", MODEL), config, world_size=world.size, micro_batches=2
+        )
+        found[name] = sum(traffic.sent.values()), sum(foreseen.values())
+    return found
