@@ -32,6 +32,7 @@ EXTRAS = {
     "safetensors": "train",
     "tensorboard": "track",
     "torch": "train",
+    "torchao": "float8",
     "trackio": "trackio",
     "transformers": "hf",
     "wandb": "wandb",

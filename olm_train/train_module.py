@@ -110,6 +110,7 @@ class TransformerTrainModule(GradientStep):
             ep=mesh.ep,
             checkpointing=config.ac_config,
             compiling=config.compile_config if compiling else None,
+            float8=config.float8_config,
         )
         self.optimizer = config.optim.build(self.model)
         if (join := getattr(self.optimizer, "join", None)) is not None:
@@ -131,9 +132,11 @@ class TransformerTrainModule(GradientStep):
         return self.model.config.num_params
 
     def describe(self) -> list[str]:
-        """Return attention, loss, and the rates of groups that have their own."""
+        """Return attention, loss, float8 layers, and the rates of groups that have their own."""
         backend = self.model.config.attention.backend
         lines = [f"attention {backend}; loss {self.loss.name}: {self.loss.why}"]
+        if (float8 := self.config.float8_config) is not None:
+            lines.append(str(float8.choose(self.model, torch.bfloat16)))
         for number, group in enumerate(self._groups_apart()):
             first = group["names"][0] if group.get("names") else "unnamed"
             lines.append(

@@ -22,6 +22,7 @@ from olm_train.parallel.config import (
     DataParallelConfig,
     ExpertParallelConfig,
 )
+from olm_train.parallel.float8 import Float8Config
 from olm_train.parallel.mesh import Mesh
 from olm_train.stability.gate import NonFinite
 
@@ -44,6 +45,8 @@ class TransformerTrainModuleConfig(Config):
             micro-batch](../how-to/train-long-rows.md). Default: none do.
         ep_config: expert parallelism: [experts are dealt to
             ranks](../how-to/train-experts.md#on-many-gpus). Default: each rank computes with all.
+        float8_config: linear layers of the blocks [in 8
+            bits](../how-to/low-throughput.md#products-in-8-bits). Default: none.
         loss: cross entropy, its implementation and the z-loss.
         ac_config: activation checkpointing.
         compile_model: `torch.compile` for each block, static shapes, and for the loss if
@@ -68,6 +71,7 @@ class TransformerTrainModuleConfig(Config):
     dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
     cp_config: ContextParallelConfig | None = None
     ep_config: ExpertParallelConfig | None = None
+    float8_config: Float8Config | None = None
     loss: Annotated[LossConfig, Parts(OwnLoss, "olm_train.losses")] = field(
         default_factory=LossConfig
     )
@@ -84,6 +88,8 @@ class TransformerTrainModuleConfig(Config):
         self.ac_config.check(compiling=bool(self.compile_model))
         if self.cp_config is not None:
             require_equal_parts(self.rank_microbatch_size, self.cp_config.degree)
+        if self.float8_config is not None:
+            self.float8_config.check_tokens(self.rank_microbatch_size // self.sharers)
 
     @property
     def sharers(self) -> int:

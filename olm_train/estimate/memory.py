@@ -91,7 +91,8 @@ class TrainingTensors:
         state = {}
         for name, parameter in decoder.named_parameters():
             tensors = [v for v in optimizer.state[parameter].values() if isinstance(v, Tensor)]
-            same = sum(t.nbytes for t in tensors if t.shape == parameter.shape)
+            kind = parameter.ndim, parameter.shape[-1:]
+            same = sum(t.nbytes for t in tensors if (t.ndim, t.shape[-1:]) == kind)
             state[name] = (same, sum(t.nbytes for t in tensors) - same)
         shapes = {name: tuple(p.shape) for name, p in decoder.named_parameters()}
         return cls(model, shapes, state)

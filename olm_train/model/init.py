@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -160,6 +160,19 @@ def init_parameters(model: Decoder, seed: int, *, threads: int | None = None) ->
         std = config.init_std / (math.sqrt(2 * config.n_layers) if residual else 1)
         rows = config.vocab_size if name in VOCABULARY_TABLES else parameter.shape[0]
         pieces.extend(_pieces(parameter, rows, parameter_key(seed, name), std))
+    _draw_all(pieces, threads)
+
+
+@torch.no_grad()
+def draw_normal(tensors: Mapping[str, Tensor], seed: int) -> None:
+    """Fill matrices, whole or sharded, by their names: as `init_parameters`, of deviation 1."""
+    pieces = deque[_Piece]()
+    for name, tensor in tensors.items():
+        pieces.extend(_pieces(tensor, tensor.shape[0], parameter_key(seed, name), 1.0))
+    _draw_all(pieces)
+
+
+def _draw_all(pieces: deque[_Piece], threads: int | None = None) -> None:
     workers = max(1, min(threads or torch.get_num_threads(), len(pieces)))
     with ThreadPoolExecutor(workers) as pool:
         for done in [pool.submit(_draw, pieces) for _ in range(workers)]:

@@ -9,6 +9,7 @@ Nothing here initialises a weight: see `init.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ class Linear(nn.Module):
         out_features: size of the last dimension of the output.
         parts: rows of each matrix where the weight holds several, one below the other.
         bias: add a vector.
+
+    Attributes:
+        product: of x, the weight and the bias or None, in the dtype of x.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Linear(nn.Module):
     ) -> None:
         super().__init__()
         self.parts = parts or (out_features,)
+        self.product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
         self.weight = nn.Parameter(
             torch.empty(out_features, in_features, device=device, dtype=dtype)
         )
@@ -48,7 +53,7 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in_features] to [..., out_features]."""
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+        return self.product(x, self.weight.to(x.dtype), bias)
 
 
 class Embedding(nn.Module):

@@ -134,12 +134,19 @@ class Division:
         costs: of working on each, in any unit.
         grid: the ranks that hold them.
         like: an empty tensor of the dtype and on the device of what is exchanged.
+        made: what is made of each; default: another matrix of the same shape.
     """
 
     def __init__(
-        self, matrices: Sequence[Matrix], costs: Sequence[int], grid: Grid, like: Tensor
+        self,
+        matrices: Sequence[Matrix],
+        costs: Sequence[int],
+        grid: Grid,
+        like: Tensor,
+        made: Sequence[Matrix] | None = None,
     ) -> None:
-        self.matrices, self.grid, self._like = list(matrices), grid, like
+        self.matrices, self.made = list(matrices), list(made or matrices)
+        self.grid, self._like = grid, like
         order: list[int | None] = [*sorted(range(len(costs)), key=lambda i: -costs[i])]
         order += [None] * (-len(order) % grid.size)
         self.rounds = [order[at : at + grid.size] for at in range(0, len(order), grid.size)]
@@ -154,7 +161,7 @@ class Division:
 
         Args:
             rows: returns this rank's rows of a matrix, by its number.
-            work: makes of a whole matrix another one of the same shape.
+            work: makes of a whole matrix another one, of the shape in `made`.
             use: is given this rank's rows of the result.
         """
         running: list[Generator[None]] = []
@@ -176,8 +183,7 @@ class Division:
         grid = self.grid
         beside = items[grid.replica * grid.shards :][: grid.shards]  # of this replica, by shard
         mine = beside[grid.shard]
-        theirs = [self._size(item, grid.shard) for item in beside]
-        ours = [self._size(mine, shard) for shard in range(grid.shards)]
+        theirs, ours = self._sizes(self.matrices, beside)
         sent = [rows(item).to(self._like.dtype).flatten() for item in beside if item is not None]
         whole, waiting = self._all_to_all(sent, theirs, ours)
         yield
@@ -187,6 +193,7 @@ class Division:
             matrix = self.matrices[mine]
             turned = work(mine, whole.view(matrix.stop - matrix.first, matrix.columns))
             results.append(turned.to(self._like.dtype).flatten())
+        theirs, ours = self._sizes(self.made, beside)
         found, waiting = self._all_to_all(results, ours, theirs)
         yield
         waiting()
@@ -196,17 +203,23 @@ class Division:
         for replica in range(grid.replicas):
             at = replica * length
             for item in items[replica * grid.shards :][: grid.shards]:
-                size = self._size(item, grid.shard)
+                size = self._size(self.made, item, grid.shard)
                 if item is not None and size:
                     part = everywhere[at : at + size]
-                    use(item, part.view(-1, self.matrices[item].columns))
+                    use(item, part.view(-1, self.made[item].columns))
                 at += size
 
-    def _size(self, item: int | None, shard: int) -> int:
+    def _sizes(self, of: list[Matrix], beside: list[int | None]) -> tuple[list[int], list[int]]:
+        """Elements that this shard has of each of a round, and that each has of this one's."""
+        shard = self.grid.shard
+        theirs = [self._size(of, item, shard) for item in beside]
+        return theirs, [self._size(of, beside[shard], each) for each in range(self.grid.shards)]
+
+    def _size(self, of: list[Matrix], item: int | None, shard: int) -> int:
         """Elements of a matrix that a shard holds."""
         if item is None:
             return 0
-        matrix = self.matrices[item]
+        matrix = of[item]
         part = matrix.part(shard, self.grid.shards)
         result: int = (part.stop - part.start) * matrix.columns
         return result
@@ -231,7 +244,7 @@ class Division:
         if grid.replicas == 1:
             return mine.numel(), mine, _nothing
         length = max(
-            sum(self._size(item, grid.shard) for item in items[at : at + grid.shards])
+            sum(self._size(self.made, item, grid.shard) for item in items[at : at + grid.shards])
             for at in range(0, grid.size, grid.shards)
         )
         padded = mine.new_zeros(length)
@@ -299,17 +312,14 @@ class Muon(Optimizer):
         for number, group, parameter, gradient in numbered(self.param_groups):
             state = self.state[parameter]
             if "parts" in group:
-                kept = state["momentum_buffer"]
-                momentum = kept.to(gradient.dtype)  # itself, where it is fp32
-                momentum.lerp_(gradient, 1 - group["momentum"])
-                self._rounding.keep(momentum, kept, number, group)
+                self._accumulate(state["momentum_buffer"], gradient, number, group)
             elif self._half:
                 generator = self._rounding.seed(number, group, parameter.device)
                 step_adam(parameter, gradient, state, group, generator, fused=True, decoupled=True)
         for group in self.param_groups:
             if "parts" not in group and not self._half:
                 self._adamw(group)
-        pieces: dict[object, list[_Piece]] = {}  # by the ranks that hold them
+        pieces: dict[object, list[Piece]] = {}  # by the ranks that hold them
         for group in self.param_groups:
             for parameter, parts in zip(group["params"], group.get("parts", ()), strict=False):
                 if parameter.grad is None:
@@ -317,20 +327,26 @@ class Muon(Optimizer):
                 alike = pieces.setdefault(getattr(parameter, "device_mesh", None), [])
                 ends = accumulate(parts, initial=0)
                 each = zip(parts, ends, strict=False)
-                found = [_Piece(group, parameter, first, first + rows) for rows, first in each]
+                found = [Piece(group, parameter, first, first + rows) for rows, first in each]
                 alike += [piece for piece in found if piece.matrix is not None]
         for mesh, alike in pieces.items():
             self._turn(alike, mesh)
 
-    def _turn(self, pieces: list[_Piece], mesh: object) -> None:
+    def _accumulate(self, kept: Tensor, gradient: Tensor, number: int, group: ParamGroup) -> None:
+        """Take a gradient into the momentum."""
+        momentum = kept.to(gradient.dtype)  # itself, where it is fp32
+        momentum.lerp_(gradient, 1 - group["momentum"])
+        self._rounding.keep(momentum, kept, number, group)
+
+    def _turn(self, pieces: list[Piece], mesh: object) -> None:
         """Take the step of matrices that the same ranks hold; these together."""
         division = self._divide(pieces, mesh)
         grid = division.grid
 
         def update(number: int) -> Tensor:
             piece, where = pieces[number], division.matrices[number].local(grid.shard, grid.shards)
-            gradient = _local(piece.parameter.grad)[where]
-            momentum = _local(self.state[piece.parameter]["momentum_buffer"])[where]
+            gradient = rows_of(piece.parameter.grad)[where]
+            momentum = rows_of(self.state[piece.parameter]["momentum_buffer"])[where]
             momentum = momentum.to(gradient.dtype)
             if not piece.group["nesterov"]:
                 return momentum
@@ -342,24 +358,26 @@ class Muon(Optimizer):
 
         def use(number: int, rows: Tensor) -> None:
             piece, where = pieces[number], division.matrices[number].local(grid.shard, grid.shards)
-            weight = _local(piece.parameter)[where]
+            weight = rows_of(piece.parameter)[where]
             weight.mul_(1 - piece.group["lr"] * piece.group["weight_decay"])
             weight.add_(rows.to(weight.dtype), alpha=-piece.group["lr"])
 
         division.run(update, turn, use)
 
-    def _divide(self, pieces: list[_Piece], mesh: object) -> Division:
+    def _divide(self, pieces: list[Piece], mesh: object) -> Division:
         """Return who does what; made anew where other parameters have a gradient."""
         key = tuple((id(piece.parameter), piece.first) for piece in pieces)
         if self._divided.get(mesh, (None,))[0] != key:
             first = pieces[0].parameter
-            matrices = [found for piece in pieces if (found := piece.matrix) is not None]
             reduced = first.is_cuda or self.reduced
-            like = _local(first).new_empty(0, dtype=torch.bfloat16 if reduced else None)
-            costs = [cost(matrix.stop - matrix.first, matrix.columns) for matrix in matrices]
-            grid = Grid.of(first, self.world)
-            self._divided[mesh] = key, Division(matrices, costs, grid, like)
+            like = rows_of(first).new_empty(0, dtype=torch.bfloat16 if reduced else None)
+            self._divided[mesh] = key, self._division(pieces, Grid.of(first, self.world), like)
         return self._divided[mesh][1]
+
+    def _division(self, pieces: list[Piece], grid: Grid, like: Tensor) -> Division:
+        matrices = [found for piece in pieces if (found := piece.matrix) is not None]
+        costs = [cost(matrix.stop - matrix.first, matrix.columns) for matrix in matrices]
+        return Division(matrices, costs, grid, like)
 
     def _adamw(self, group: ParamGroup) -> None:
         found = [p for p in group["params"] if p.grad is not None]
@@ -374,33 +392,34 @@ class Muon(Optimizer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MuonConfig(OptimConfig):
-    """Muon for the matrices of the blocks; embeddings, head, routers and vectors by AdamW.
+class MatrixConfig(OptimConfig):
+    """Options of optimisers of the blocks' matrices; all else is AdamW's.
 
     Attributes:
         lr: peak learning rate of both.
         betas: decay rates of the moments of AdamW, which takes embeddings, head, routers and
             vectors.
         eps: of AdamW: added to the root of the second moment.
-        mu: momentum of Muon.
+        mu: momentum of matrices.
         dtype: of momentum and moments; bfloat16 takes half the memory, and is rounded by chance.
-        nesterov: look ahead by one step of the momentum.
+            Q of `dion` stays float32.
         adjust_lr: `rms_norm` gives updates the size that AdamW's have, so that both take one rate
             (Liu et al., 2025); `spectral_norm` scales by the square root of rows / columns, where
             that is above 1; `none` leaves the orthogonal matrix as it is.
     """
 
-    name: Literal["muon"] = "muon"
     lr: NonNegativeFloat = 1e-3
     eps: PositiveFloat = 1e-8
     mu: Decay = 0.95
     dtype: MomentDtype = "float32"
-    nesterov: bool = True
     adjust_lr: Literal["rms_norm", "spectral_norm", "none"] = "rms_norm"
 
     group_options = ("betas", "eps", "mu")
 
-    def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Muon:
+    def _split(
+        self, model: nn.Module, groups: list[ParamGroup], **options: Any
+    ) -> list[ParamGroup]:
+        """Return groups of matrices, with "parts" and `options`, and groups of all else."""
         inner = {
             f"{name}.weight": module.parts
             for name, module in model.named_modules()
@@ -414,23 +433,39 @@ class MuonConfig(OptimConfig):
         split: list[ParamGroup] = []
         for group in groups:
             mu = group.pop("mu", self.mu)
-            by_muon = {"momentum": mu, "nesterov": self.nesterov, "adjust_lr": self.adjust_lr}
+            by_matrix = {"momentum": mu, "adjust_lr": self.adjust_lr, **options}
             by_adamw = {"betas": self.betas, "eps": self.eps}
             pairs = list(zip(group["names"], group["params"], strict=True))
-            for inside, options in ((True, by_muon), (False, by_adamw)):
+            for inside, of_kind in ((True, by_matrix), (False, by_adamw)):
                 chosen = [(name, p) for name, p in pairs if (name in inner) is inside]
                 if not chosen:
                     continue
                 names, parameters = zip(*chosen, strict=True)
-                made = {**options, **group, "names": list(names), "params": list(parameters)}
+                made = {**of_kind, **group, "names": list(names), "params": list(parameters)}
                 if inside:
                     made["parts"] = [inner[name] for name in names]
                 split.append(made)
+        return split
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonConfig(MatrixConfig):
+    """Muon for the matrices of the blocks; embeddings, head, routers and vectors by AdamW.
+
+    Attributes:
+        nesterov: look ahead by one step of the momentum.
+    """
+
+    name: Literal["muon"] = "muon"
+    nesterov: bool = True
+
+    def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Muon:
+        split = self._split(model, groups, nesterov=self.nesterov)
         return Muon(split, DTYPES[self.dtype])
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
     """Rows of a parameter that are one matrix, and the options of its group."""
 
     group: ParamGroup
@@ -462,7 +497,7 @@ def _dealt_along(parameter: Tensor) -> int | None:
     return cuts[1] if len(cuts) > 1 else None
 
 
-def _local(tensor: Tensor | None) -> Tensor:
+def rows_of(tensor: Tensor | None) -> Tensor:
     """Return this rank's rows, a view; of experts one below the other."""
     assert tensor is not None
     return local(tensor).flatten(0, -2)

@@ -27,7 +27,7 @@ from olm_data.config.convert import Config
 from olm_data.config.hints import Needs, PositiveInt, Proportion
 from olm_data.errors import UsageError
 
-DEAR = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm")
+DEAR = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm")
 """Matrix products: dear to compute for the memory of their result, so are the attentions."""
 ATTENTION = ("attention", "flash_attn", "_varlen_attn", "flex_attention")
 

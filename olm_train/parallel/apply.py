@@ -1,6 +1,6 @@
 """Spread a decoder over data-parallel processes: one function, fixed order.
 
-    compute dtype -> activation checkpointing -> compile each block
+    compute dtype -> float8 products -> activation checkpointing -> compile each block
                   -> experts dealt to ranks
                   -> FSDP2 each block, then the root -> memory for the weights -> DDP
 
@@ -40,6 +40,7 @@ from olm_train.parallel.activation_checkpointing import ActivationCheckpointingC
 from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DTYPES, DataParallelConfig
 from olm_train.parallel.expert import deal_experts
+from olm_train.parallel.float8 import Float8Config
 from olm_train.parallel.mesh import CUT, Mesh
 
 
@@ -52,12 +53,14 @@ def parallelize(
     ep: int = 1,
     checkpointing: ActivationCheckpointingConfig | None = None,
     compiling: CompileConfig | None = None,
+    float8: Float8Config | None = None,
 ) -> Decoder | DistributedDataParallel:
     """Prepare `model`, built on the meta device, for training.
 
-    `checkpointing` and `compiling` change its blocks; None: not at all. Its parameters are sharded
-    in place or left whole, and put on the device; what they hold there is undefined. `cp` ranks
-    share a micro-batch: the weights are cut over them too. Experts are dealt to `ep` ranks.
+    `checkpointing`, `compiling` and `float8` change its blocks; None: not at all. Its parameters
+    are sharded in place or left whole, and put on the device; what they hold there is undefined.
+    `cp` ranks share a micro-batch: the weights are cut over them too. Experts are dealt to `ep`
+    ranks.
 
     Returns:
         The module to call: DDP's wrapper with ddp, else `model` itself.
@@ -83,6 +86,8 @@ def parallelize(
             why="torch compiles grouped products in bfloat16 alone",
             fix="set compile_model: false, or dp_config.param_dtype: bfloat16",
         )
+    if float8 is not None:
+        float8.apply(model, world.device, model.compute_dtype)
     checkpointing = checkpointing or ActivationCheckpointingConfig()
     checkpointing.check(compiling=compiling is not None)
     checkpointing.apply(model.blocks)

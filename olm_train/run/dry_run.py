@@ -35,6 +35,7 @@ from olm_train.estimate.traffic import traffic_of_step
 from olm_train.evaluation.held_out import open_held_out
 from olm_train.model.decoder import build_decoder
 from olm_train.optim.schedule_base import Position
+from olm_train.parallel.config import DTYPES
 from olm_train.parallel.context import require_tokens_alone
 from olm_train.parallel.expert import require_dealable
 from olm_train.parallel.mesh import Mesh
@@ -219,6 +220,9 @@ def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -
         compiling=module.compile_model is True,
     )
     yield f"attention {config.model.attention.backend}; loss {loss.name}: {loss.why}"
+    if (float8 := module.float8_config) is not None:
+        decoder = build_decoder(config.model, device="meta")
+        yield str(float8.choose(decoder, DTYPES[module.dp_config.param_dtype]))
     rate = plan.gpu.peak_flops * plan.mfu * world_size
     seconds = flops * tokens / rate
     time = f"about {duration(seconds)}" if seconds >= 1 else "less than a second"

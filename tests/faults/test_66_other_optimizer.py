@@ -23,7 +23,9 @@ def run(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["adam", "lion", "muon", "skip_step_adamw", "skip_step_lion"])
+@pytest.mark.parametrize(
+    "name", ["adam", "dion", "lion", "muon", "skip_step_adamw", "skip_step_lion"]
+)
 def test_t2_another_optimiser_is_refused_with_the_two_ways_to_mean_it(
     name: str, run: Path, tiny_mixture: Path
 ) -> None:

@@ -126,7 +126,9 @@ def test_clipping_scales_to_the_limit_and_reports_the_norm_before() -> None:
     assert norms[1] == pytest.approx(0.01, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["adamw", "lion", "muon", "skip_step_adamw", "skip_step_lion"])
+@pytest.mark.parametrize(
+    "name", ["adamw", "dion", "lion", "muon", "skip_step_adamw", "skip_step_lion"]
+)
 @pytest.mark.parametrize("policy", ["halt", "skip"])
 def test_a_non_finite_step_changes_nothing_with_any_optimiser(name: str, policy: str) -> None:
     kinds = {kind.name: kind for kind in get_args(AnyOptim)}

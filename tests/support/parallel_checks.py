@@ -21,12 +21,14 @@ from olm_train.distributed.world import World
 from olm_train.model.decoder import Decoder
 from olm_train.model.loss_config import LossConfig
 from olm_train.optim.adamw import AdamWConfig, SkipStepAdamWConfig
+from olm_train.optim.dion import DionConfig
 from olm_train.optim.lion import LionConfig, SkipStepLionConfig
 from olm_train.optim.muon import MuonConfig
 from olm_train.parallel.apply import parallelize
 
 OPTIMIZERS = {
     "muon": MuonConfig(lr=1e-2),
+    "dion": DionConfig(lr=1e-2),
     "lion": LionConfig(lr=1e-3),
     "skip_step_adamw": SkipStepAdamWConfig(lr=1e-2, rolling_interval_length=4, sigma_factor=0.1),
     "skip_step_lion": SkipStepLionConfig(lr=1e-3, rolling_interval_length=4, sigma_factor=0.1),

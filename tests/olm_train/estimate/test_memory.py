@@ -21,6 +21,7 @@ from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
 from olm_train.model.loss import LOGITS_BYTES, loss_sums
 from olm_train.optim.adamw import AdamConfig, AdamWConfig
+from olm_train.optim.dion import DionConfig
 from olm_train.optim.lion import LionConfig
 from olm_train.optim.muon import MuonConfig
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
@@ -85,7 +86,7 @@ SHAPES = {
         },
     },
 }
-OPTIMISERS = [AdamWConfig(), AdamConfig(), LionConfig(), MuonConfig()]
+OPTIMISERS = [AdamWConfig(), AdamConfig(), LionConfig(), MuonConfig(), DionConfig()]
 
 
 def decoder(shape: str, **changes: Any) -> DecoderConfig:

@@ -14,6 +14,7 @@ from support.training import ROWS, build, digest, train
 
 from olm_train.optim.adamw import AdamConfig, AdamWConfig, SkipStepAdamWConfig
 from olm_train.optim.base import OptimConfig
+from olm_train.optim.dion import DionConfig
 from olm_train.optim.half import round_by_chance
 from olm_train.optim.lion import LionConfig, SkipStepLionConfig
 from olm_train.optim.muon import MuonConfig
@@ -26,6 +27,7 @@ CONFIGS: dict[str, tuple[type[OptimConfig], float]] = {
     "lion": (LionConfig, 2e-3),
     "skip_step_lion": (SkipStepLionConfig, 2e-3),
     "muon": (MuonConfig, 1e-2),
+    "dion": (DionConfig, 1e-2),
 }
 
 
@@ -119,7 +121,7 @@ def test_a_step_that_is_left_out_changes_neither_weights_nor_moments(name: str) 
     assert [key for key, value in before.items() if not torch.equal(value, after[key])] == []
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("name", ["adamw", "muon", "dion"])
 def test_a_resumed_run_has_the_same_bits(name: str, tiny_mixture: Path, tmp_path: Path) -> None:
     def run(folder: str, steps: int) -> str:
         trainer = build_trainer(

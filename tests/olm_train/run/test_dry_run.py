@@ -11,6 +11,7 @@ import yaml
 from support.runs import config_values, write_config
 
 from olm_data.config.values import Values
+from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
 from olm_train.estimate.flops import num_flops_per_token
 from olm_train.estimate.gpus import GPUS
@@ -79,6 +80,16 @@ def test_the_time_and_memory_of_a_toy_are_in_units_for_people(
     assert re.search(r"^total +[\d.]+ +MB: ", text, re.MULTILINE)
     long = describe(resolved(tiny_mixture, tmp_path, "--model={preset: llama3-70b}"), 1)
     assert re.search(r"^about [\d.]+ (s|min \d+ s) on 1 x h100", long, re.MULTILINE)
+
+
+def test_layers_in_8_bits_are_named_without_torchao_and_refused_without_bf16(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    option = "--train_module.float8_config={ao_recipe: rowwise}"
+    config = resolved(tiny_mixture, tmp_path, "--model={preset: olm-125m}", option)
+    assert "\nfloat8 rowwise: 40 linear layers (attention.w_qkv, " in describe(config, 4)
+    with pytest.raises(UsageError, match="give bfloat16, and the blocks compute in float32"):
+        describe(config, 4, Plan(gpu=GPUS["t4"]))
 
 
 def test_a_gpu_without_bf16_is_planned_in_float32(tiny_mixture: Path, tmp_path: Path) -> None:

@@ -1,0 +1,233 @@
+"""Float8 products: those of an explicit reference, in inner blocks alone; all else as it was.
+
+What torchao computes is asked of its emulation, which rounds as a device does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from support.distributed import run_ranks
+from support.expert_ranks import EXPERTS
+from support.training import MODEL, ROWS, Run, build, digest, full, micro_batches, train
+from torch import Tensor
+
+from olm_data.errors import UsageError
+from olm_train.distributed.world import World
+from olm_train.estimate.memory import memory_of_step
+from olm_train.model.decoder import Decoder, build_decoder
+from olm_train.model.layers import Linear
+from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
+from olm_train.parallel.config import ContextParallelConfig
+from olm_train.parallel.float8 import Float8Config
+from olm_train.train_module import TransformerTrainModule
+
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8")
+DEEP = MODEL.changed(n_layers=4)
+with_torchao = pytest.mark.skipif(
+    importlib.util.find_spec("torchao") is None, reason="torchao is not installed"
+)
+
+
+def emulated(recipe: str = "rowwise") -> Float8Config:
+    return Float8Config(ao_recipe=recipe, emulate=True)  # type: ignore[arg-type]
+
+
+def module_of(recipe: str | None = "rowwise", **options: Any) -> TransformerTrainModule:
+    defaults: dict[str, Any] = {"model": DEEP, "param_dtype": "bfloat16"}
+    float8 = None if recipe is None else emulated(recipe)
+    return build(**{**defaults, "float8_config": float8, **options})
+
+
+def converted(model: Decoder) -> set[str]:
+    return {
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, Linear) and layer.product is not F.linear
+    }
+
+
+def test_the_first_and_the_last_block_and_odd_sizes_are_left_out_and_named() -> None:
+    model = build_decoder(DEEP.changed(feed_forward={"hidden_size": 40}), device="meta")
+    chosen = emulated().choose(model, torch.bfloat16)
+    names = ("attention.w_qkv", "attention.w_out", "feed_forward.w_gate_up")
+    assert set(chosen.converted) == {f"blocks.{i}.{name}" for i in (1, 2) for name in names}
+    assert str(chosen) == (
+        "float8 rowwise: 6 linear layers (attention.w_qkv, attention.w_out, "
+        "feed_forward.w_gate_up); not: 8 of the first and the last block (attention.w_qkv, "
+        "attention.w_out, feed_forward.w_gate_up, feed_forward.w_down); 2 with sizes that are no "
+        "multiples of 16 (feed_forward.w_down)"
+    )
+
+
+def test_experts_and_routers_are_left_out() -> None:
+    chosen = emulated().choose(
+        build_decoder(DEEP.changed(feed_forward=EXPERTS), device="meta"), torch.bfloat16
+    )
+    within = {name.split(".", 2)[2] for name in chosen.converted}
+    shared = {"feed_forward.shared.w_gate_up", "feed_forward.shared.w_down"}
+    assert within == {"attention.w_qkv", "attention.w_out", *shared}
+    assert chosen.left["experts"] == ["feed_forward.experts"] * 4
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "words"),
+    [
+        ("rowwise", {"param_dtype": "float32"}, "give bfloat16, and the blocks compute in float32"),
+        ("rowwise", {"model": MODEL}, "converts none of the model's linear layers: 8 of the first"),
+        ("rowwise", {"rank_microbatch_size": 24}, "multiple of 16 tokens, and a rank has 24"),
+        (
+            "rowwise",
+            {"rank_microbatch_size": 48, "cp_config": ContextParallelConfig(degree=2)},
+            "and a rank has 24",
+        ),
+        ("mxfp8", {"rank_microbatch_size": 48}, "multiple of 32 tokens, and a rank has 48"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused(
+    recipe: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        module_of(recipe, **options)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_device_without_such_products_is_refused(
+    recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Float8Config(ao_recipe=recipe)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=rf"(?s)a CPU has no products of {recipe}.*emulate: true"):
+        module_of(float8_config=config)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
+    for capability, has in (((8, 0), False), ((8, 9), recipe != "mxfp8"), ((10, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+        if has:
+            config._require(torch.device("cuda"))
+        else:
+            with pytest.raises(UsageError, match=f"Some GPU has no products of {recipe}"):
+                config._require(torch.device("cuda"))
+
+
+def test_without_torchao_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(UsageError, match=r"(?s)torchao.*pip install 'olm-data\[float8\]'"):
+        module_of()
+
+
+def in_8_bits(x: Tensor, dtype: torch.dtype, recipe: str) -> Tensor:
+    """What is left of x [m, k] in 8 bits, fp32; rows share a scale unless it is tensorwise."""
+    x, largest = x.float(), torch.finfo(dtype).max
+    if recipe == "mxfp8":
+        blocks = x.unflatten(-1, (-1, 32))
+        scale = torch.exp2((largest / blocks.abs().amax(-1, keepdim=True)).log2().floor())
+        return ((blocks * scale).to(dtype).float() / scale).flatten(-2)
+    amax = x.abs().max() if recipe == "tensorwise" else x.abs().amax(-1, keepdim=True)
+    scale = (largest / amax.double()).float()
+    if recipe != "tensorwise":
+        scale = torch.exp2(scale.log2().floor())
+    return (x * scale).clamp(-largest, largest).to(dtype).float() / scale
+
+
+@with_torchao
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_products_and_gradients_are_those_of_an_explicit_reference(recipe: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight, given = (
+        torch.randn(*shape, generator=generator).bfloat16()
+        for shape in ((64, 96), (32, 96), (64, 32))
+    )
+    x, weight = x.requires_grad_(), weight.requires_grad_()
+    bias = torch.ones(32, dtype=torch.bfloat16)
+    out = emulated(recipe)._product()(x, weight, bias)
+    out.backward(given)
+    e4m3 = torch.float8_e4m3fn
+    back = torch.float8_e5m2 if recipe == "tensorwise" else e4m3
+
+    def product(a: Tensor, b: Tensor, of_a: torch.dtype, recipe_of_b: str = recipe) -> Tensor:
+        return in_8_bits(a, of_a, recipe) @ in_8_bits(b, e4m3, recipe_of_b).T  # [m, k], [n, k]
+
+    exact = recipe == "rowwise_with_gw_hp"
+    of_weight = given.float().T @ x.float() if exact else product(given.T, x.T, back)
+    of_x = product(given, weight.T, back, "tensorwise" if exact else recipe)
+    if exact:  # torchao rounds this scale to a power of two as well
+        scale = torch.exp2((448 / weight.float().abs().max()).log2().floor())
+        of_x = in_8_bits(given, e4m3, recipe) @ ((weight * scale).to(e4m3).float() / scale)
+    assert x.grad is not None
+    assert weight.grad is not None
+    expected = (product(x, weight, e4m3).bfloat16() + bias, of_x, of_weight)
+    for found, wanted in zip((out, x.grad, weight.grad), expected, strict=True):
+        torch.testing.assert_close(found.float(), wanted.float(), rtol=8e-3, atol=1e-3)
+    assert (out - F.linear(x, weight, bias)).norm() > 0.01 * out.norm()
+
+
+@with_torchao
+def test_weights_names_and_state_are_those_of_a_run_without_it() -> None:
+    plain, module = module_of(None), module_of()
+    assert not converted(plain.model)
+    assert {name.split(".")[1] for name in converted(module.model)} == {"1", "2"}
+    for part, tensors in full(module).items():
+        assert digest(tensors) == digest(full(plain)[part])
+    assert any(line.startswith("float8 rowwise: 8 linear") for line in module.describe())
+    train(module, [ROWS], steps=[1])
+    plain.load_state_dict(module.state_dict())
+    assert digest(full(plain)["model"]) == digest(full(module)["model"])
+    kinds = (memory_of_step(DEEP, each.config, sequence_length=32, world_size=1)
+             for each in (plain, module))  # fmt: skip
+    assert next(kinds) == next(kinds)
+
+
+@with_torchao
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_model_learns_as_well_as_in_bfloat16(recipe: str) -> None:
+    plain, run = (train(module_of(each), [ROWS]) for each in (None, recipe))
+    assert plain.initial == run.initial
+    assert plain.losses != run.losses
+    assert plain.losses[-1] < 0.95 * plain.losses[0]
+    assert run.losses == pytest.approx(plain.losses, rel=0.01)
+
+
+@with_torchao
+@pytest.mark.parametrize("mode", ["full", "selected_ops"])
+def test_what_is_computed_again_has_the_same_bits(mode: Any) -> None:
+    kept = train(module_of(), [ROWS], steps=[1, 2])
+    checkpointing = ActivationCheckpointingConfig(mode=mode)
+    again = train(module_of(ac_config=checkpointing), [ROWS], steps=[1, 2])
+    assert (again.losses, digest(again.weights)) == (kept.losses, digest(kept.weights))
+
+
+def on_ranks() -> dict[str, Run]:
+    """What each rank does: rows one by one, so that the scales are those of one rank."""
+    world = World(rank=dist.get_rank(), size=dist.get_world_size())
+    runs = {}
+    for strategy in ("fsdp", "ddp"):
+        runs[strategy] = train(module_of(strategy=strategy, world=world), [1] * 4, steps=[1, 2])
+    return runs
+
+
+@with_torchao
+@pytest.mark.slow
+def test_ranks_have_the_scales_of_one() -> None:
+    alone = train(module_of(), [1] * ROWS, steps=[1, 2])
+    for rank in run_ranks(on_ranks, 2):
+        for run in rank.values():
+            assert run.initial == alone.initial
+            assert run.losses[0] == pytest.approx(alone.losses[0], rel=1e-6)
+            assert run.norms == pytest.approx(alone.norms, rel=5e-3)
+
+
+@with_torchao
+@pytest.mark.slow
+def test_compiled_blocks_learn_the_same() -> None:
+    eager, compiled = (module_of(compile_model=compiles) for compiles in (False, True))
+    batches = micro_batches(1, [ROWS], eager.world)
+    losses = [
+        [float(module.train_step(batches, step, 6)["train/CE loss"]) for step in (1, 2)]
+        for module in (eager, compiled)
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=5e-3)
