@@ -229,7 +229,8 @@ class _Save:
         if not isinstance(state, Mapping):
             state(self.partial / TENSORS)
             return
-        tensors, values = split(flatten(state))
+        tensors, own = split(flatten(state))
+        values = {name: value for each in world.gather(own) for name, value in each.items()}
         dcp.save(
             tensors,
             storage_writer=IndexedWriter(self.partial / TENSORS, world.rank, values),

@@ -76,7 +76,8 @@ def take_step(optimizer: Optimizer, blocked: Tensor) -> None:
         blocked = guard.block(blocked)
     if optimizer.defaults.get("fused"):
         # The kernel takes no step, and counts none, where this flag is 1.
-        place = optimizer.param_groups[0]["params"][0].device  # the host with cpu_offload
+        groups = [group["params"] for group in optimizer.param_groups if group["params"]]
+        place = groups[0][0].device  # the host with cpu_offload
         optimizer.found_inf = blocked.to(place)  # type: ignore[attr-defined]
         optimizer.grad_scale = None  # type: ignore[attr-defined]
     elif guard is None and blocked:
