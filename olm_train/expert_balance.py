@@ -160,7 +160,11 @@ class ExpertBalance:
 
     def _norm(self, biases: Sequence[Tensor]) -> Tensor:
         """Return the norm of these and of those of other stages, which each rank of one has."""
-        own = torch.stack([*biases]).norm() if biases else self._none.new_zeros((), dtype=torch.float32)
+        own = (
+            torch.stack([*biases]).norm()
+            if biases
+            else self._none.new_zeros((), dtype=torch.float32)
+        )
         if self._world.stages == 1:
             return own
         copies = self._world.size // self._world.stages

@@ -219,8 +219,8 @@ class TransformerTrainModule(GradientStep):
 
         self._pipeline.run(micro, take)
         if self._logged is None:  # a loss of one's own has what it has; the same at each step
-            own = [[*part.logged] for part in parts[0]]
-            found = [name for each in self._pipeline.gather(own) for names in each for name in names]
+            names = [name for part in parts[0] for name in part.logged]
+            found = [name for each in self._pipeline.gather(names) for name in each]
             self._logged = [*dict.fromkeys(found)]
         none = torch.zeros((), device=self.world.device)
         for batch, own in zip(micro, parts, strict=True):
@@ -228,13 +228,11 @@ class TransformerTrainModule(GradientStep):
                 name: sum((part.logged.get(name, none) for part in own), none)
                 for name in self._logged
             }
-            by_label = own[-1].by_label
+            by_label = None
             if self.watch_losses is not None and self.loss.own is None:
-                by_label = self._pipeline.from_last(
-                    torch.zeros(batch.labels.numel(), device=none.device)
-                    if by_label is None
-                    else by_label
-                )
+                here = own[-1].by_label
+                room = torch.zeros(batch.labels.numel(), device=none.device)
+                by_label = self._pipeline.from_last(room if here is None else here)
             yield MicroLoss(none, logged, by_label)
 
     def _shares(self, batches: Sequence[Batch | AnyBatch]) -> list[Batch]:

@@ -43,9 +43,7 @@ def _clip(parameters: Iterable[Tensor], limit: float, norm: Tensor) -> None:
         torch.nn.utils.clip_grads_with_norm_(alike, limit, norm)
 
 
-def total_norm(
-    parameters: Iterable[Tensor], stages: dist.ProcessGroup | None = None
-) -> Tensor:
+def total_norm(parameters: Iterable[Tensor], stages: dist.ProcessGroup | None = None) -> Tensor:
     """Return the 2-norm of the gradients of parameters, whole or sharded, together.
 
     Args:
@@ -86,7 +84,7 @@ def _sum_of_squares(gradients: list[Tensor]) -> Tensor:
     first, own = gradients[0], [local(gradient) for gradient in gradients]
     total = torch.nn.utils.get_total_norm(own).square()
     for dim, placement in enumerate(first.placements if isinstance(first, DTensor) else ()):
-        if placement.is_shard():
+        if isinstance(first, DTensor) and placement.is_shard():
             total = _gathered_sum(total, first.device_mesh.get_group(dim))
     return total
 

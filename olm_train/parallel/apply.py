@@ -51,7 +51,7 @@ def parallelize(
     pp: int = 1,
     cp: int = 1,
     ep: int = 1,
-    stages: Sequence[nn.Module] = (),
+    stages: Sequence[Any] = (),
     checkpointing: ActivationCheckpointingConfig | None = None,
     compiling: CompileConfig | None = None,
 ) -> Decoder | DistributedDataParallel:
@@ -89,13 +89,14 @@ def parallelize(
         )
     checkpointing = checkpointing or ActivationCheckpointingConfig()
     checkpointing.check(compiling=compiling is not None)
-    for stage in stages or (model,):
-        checkpointing.apply(stage.blocks)
+    roots = stages or [model]
+    for root in roots:
+        checkpointing.apply(root.blocks)
     if compiling is not None:
         # An exchange between ranks stays outside the graphs: its order must be that of the calls.
         compiling = replace(compiling, fullgraph=compiling.fullgraph and cp == ep == 1)
-        for stage in stages or (model,):
-            compiling.apply(stage.blocks, checkpointing)
+        for root in roots:
+            compiling.apply(root.blocks, checkpointing)
     if wraps and config.shards:
         policy = MixedPrecisionPolicy(
             param_dtype=DTYPES[config.param_dtype],
@@ -105,9 +106,9 @@ def parallelize(
         )
         cut = deal_experts(model, mesh, world) if ep > 1 else None
         ranks = _device_mesh(mesh, world)
-        for stage in stages or (model,):
-            _fully_shard(stage, stage.blocks, policy, config, ranks, cut)
-            _prefetch(stage.blocks, config.prefetch_factor)
+        for root in roots:
+            _fully_shard(root, root.blocks, policy, config, ranks, cut)
+            _prefetch(root.blocks, config.prefetch_factor)
     model.to_empty(device="cpu" if config.cpu_offload else world.device)
     for module in model.modules():  # FSDP2 offloads parameters alone
         for name, buffer in module.named_buffers(recurse=False):

@@ -191,8 +191,8 @@ class DataParallelConfig(Config):
             ep: ranks that the experts are dealt to.
 
         Raises:
-            UsageError: `pp`, `cp` or `ep` does not fit the ranks or this configuration, or its degrees do
-                not fit more than one.
+            UsageError: `pp`, `cp` or `ep` does not fit the ranks or this configuration, or its
+                degrees do not fit more than one.
         """
         if world_size == pp == cp == ep == 1:
             return Mesh()

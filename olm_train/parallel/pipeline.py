@@ -119,7 +119,7 @@ class Pipeline:
         for holder in (model, model.blocks):
             for name, module in holder._modules.items():
                 if module is not None and module is not model.blocks and module not in here:
-                    holder._modules[name] = None
+                    holder._modules[name] = None  # type: ignore[assignment]
         for stage in self.stages:
             stage.take = self._take
         self._act: Callable[[int], Tensor]

@@ -71,23 +71,21 @@ def split(costs: Sequence[int], stages: int) -> list[range]:
     """
     ends = [0, *accumulate(costs)]
     # by number of layers: costliest stage, sum of squares, first layers of the stages
-    best: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())] + [(ends[-1] + 1, 0, ())] * len(costs)
+    best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
     for stage in range(stages):
-        best = [
-            min(
+        best = {
+            stop: min(
                 (
                     max(most, ends[stop] - ends[first]),
                     squares + (ends[stop] - ends[first]) ** 2,
                     (*firsts, first),
                 )
-                for first, (most, squares, firsts) in enumerate(best[:stop])
-                if len(firsts) == stage
+                for first, (most, squares, firsts) in best.items()
+                if first < stop
             )
-            if stop > stage
-            else (0, 0, ())
-            for stop in range(len(costs) + 1)
-        ]
-    firsts = best[-1][2]
+            for stop in range(stage + 1, len(ends))
+        }
+    firsts = best[len(costs)][2]
     return [*map(range, firsts, (*firsts[1:], len(costs)))]
 
 
@@ -189,7 +187,10 @@ class Timeline:
     def _of_torch(self, rank: int) -> list[Action]:
         config = self.config
         stage = SimpleNamespace(
-            num_stages=config.stages, group_size=config.degree, group_rank=rank, submod=nn.Identity()
+            num_stages=config.stages,
+            group_size=config.degree,
+            group_rank=rank,
+            submod=nn.Identity(),
         )
         each = [stage] * (config.stages // config.degree)
         order = SEVERAL[config.schedule](each, self.micro_batches).pipeline_order[rank]

@@ -62,6 +62,7 @@ from olm_train.model.init import RULE
 from olm_train.model.presets import depth_fields, preset_fields
 from olm_train.model.upcycle import begun_feed_forward, refuse_unequal
 from olm_train.parallel.mesh import Place
+from olm_train.parallel.stages import require_micro_batches
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
 from olm_train.trainer import Trainer
@@ -304,10 +305,24 @@ class RunConfig(Config):
 
     def most_micro_batches(self, readers: int) -> int:
         """Return the micro-batches of a rank in the largest step, where so many read others."""
+        return max(self._micro_batches(readers))
+
+    def _micro_batches(self, readers: int) -> list[int]:
+        """Return the micro-batches of a rank in steps of each size."""
         scheduler = self.trainer.callbacks.batch_size_scheduler
         sizes = scheduler.batch_sizes if scheduler is not None and scheduler.enabled else []
-        largest = max(self.data_loader.global_batch_size, *sizes, 0)
-        return largest // (self.train_module.rank_microbatch_size * readers)
+        unit = self.train_module.rank_microbatch_size * readers
+        return [size // unit for size in (self.data_loader.global_batch_size, *sizes)]
+
+    def require_pipeline(self, readers: int) -> None:
+        """Refuse steps whose micro-batches the schedule of a pipeline cannot take.
+
+        Raises:
+            UsageError: says how many it can.
+        """
+        if self.train_module.pp_config is not None:
+            for number in self._micro_batches(readers):
+                require_micro_batches(self.train_module.pp_config, number)
 
     @property
     def dealing(self) -> Dealing | None:
@@ -325,6 +340,12 @@ class RunConfig(Config):
         if self.parallel is None:
             return self, []
         module = self.train_module
+        if module.pp_config is not None:
+            raise UsageError(
+                "parallel chooses for ranks that all have the whole model",
+                where="parallel",
+                fix="leave it out and set train_module.dp_config, or leave pp_config out",
+            )
         dp_config, why = choose(
             self.parallel,
             self.model,
@@ -346,7 +367,8 @@ class RunConfig(Config):
         """
         config = self.on_device(Capability.of(world.device))[0].fitted(Machine.of(world))[0]
         mesh = config.train_module.mesh(world.size, world.nodes)
-        world = replace(world, sharers=mesh.cp)
+        world = replace(world, sharers=mesh.cp, stages=mesh.pp)
+        config.require_pipeline(world.readers)
         loader = config.data_loader.build(
             rank_microbatch_size=config.train_module.rank_microbatch_size,
             world=world,
