@@ -115,16 +115,17 @@ def spans(config: PipelineParallelConfig, model: DecoderConfig) -> list[range]:
     return split(layer_flops(model), config.stages)
 
 
-def require_micro_batches(config: PipelineParallelConfig, number: int) -> None:
-    """Refuse a number of micro-batches of a step that the schedule cannot take.
+def require_micro_batches(config: PipelineParallelConfig, *numbers: int) -> None:
+    """Refuse numbers of micro-batches of a step that the schedule cannot take.
 
     Raises:
         UsageError: says which numbers next to it it can.
     """
-    if _fits(config, number):
+    number = next((each for each in numbers if not fits(config, each)), None)
+    if number is None:
         return
-    below = next((n for n in range(number - 1, 0, -1) if _fits(config, n)), None)
-    above = next(n for n in range(number + 1, 2 * (number + config.stages)) if _fits(config, n))
+    below = next((n for n in range(number - 1, 0, -1) if fits(config, n)), None)
+    above = next(n for n in range(number + 1, 2 * (number + config.stages)) if fits(config, n))
     raise UsageError(
         f"the schedule {config.schedule} cannot take {number} micro-batch"
         f"{'es' * (number > 1)} a step over {counted(config.stages, 'stage')}",
@@ -137,7 +138,8 @@ def require_micro_batches(config: PipelineParallelConfig, number: int) -> None:
     )
 
 
-def _fits(config: PipelineParallelConfig, number: int) -> bool:
+def fits(config: PipelineParallelConfig, number: int) -> bool:
+    """Whether the schedule can take so many micro-batches a step."""
     if config.schedule in ("1f1b", "dualpipev"):
         return number >= config.stages
     if config.schedule == "interleaved_1f1b":

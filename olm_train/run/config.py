@@ -303,26 +303,12 @@ class RunConfig(Config):
             )
         return config
 
-    def most_micro_batches(self, readers: int) -> int:
-        """Return the micro-batches of a rank in the largest step, where so many read others."""
-        return max(self._micro_batches(readers))
-
-    def _micro_batches(self, readers: int) -> list[int]:
-        """Return the micro-batches of a rank in steps of each size."""
+    def micro_batches(self, readers: int) -> list[int]:
+        """Return those of a rank in steps of each size, where so many read others."""
         scheduler = self.trainer.callbacks.batch_size_scheduler
         sizes = scheduler.batch_sizes if scheduler is not None and scheduler.enabled else []
         unit = self.train_module.rank_microbatch_size * readers
         return [size // unit for size in (self.data_loader.global_batch_size, *sizes)]
-
-    def require_pipeline(self, readers: int) -> None:
-        """Refuse steps whose micro-batches the schedule of a pipeline cannot take.
-
-        Raises:
-            UsageError: says how many it can.
-        """
-        if self.train_module.pp_config is not None:
-            for number in self._micro_batches(readers):
-                require_micro_batches(self.train_module.pp_config, number)
 
     @property
     def dealing(self) -> Dealing | None:
@@ -340,20 +326,14 @@ class RunConfig(Config):
         if self.parallel is None:
             return self, []
         module = self.train_module
-        if module.pp_config is not None:
-            raise UsageError(
-                "parallel chooses for ranks that all have the whole model",
-                where="parallel",
-                fix="leave it out and set train_module.dp_config, or leave pp_config out",
-            )
         dp_config, why = choose(
             self.parallel,
             self.model,
             module,
             machine,
             sequence_length=Lock.read(self.data_loader.mixture).sequence_length,
-            micro_batches=self.most_micro_batches(
-                module.mesh(machine.world_size, machine.nodes).place(0).readers
+            micro_batches=max(
+                self.micro_batches(module.mesh(machine.world_size, machine.nodes).place(0).readers)
             ),
         )
         module = replace(module, dp_config=dp_config)
@@ -368,7 +348,8 @@ class RunConfig(Config):
         config = self.on_device(Capability.of(world.device))[0].fitted(Machine.of(world))[0]
         mesh = config.train_module.mesh(world.size, world.nodes)
         world = replace(world, sharers=mesh.cp, stages=mesh.pp)
-        config.require_pipeline(world.readers)
+        if (pipeline := config.train_module.pp_config) is not None:
+            require_micro_batches(pipeline, *config.micro_batches(world.readers))
         loader = config.data_loader.build(
             rank_microbatch_size=config.train_module.rank_microbatch_size,
             world=world,

@@ -38,7 +38,7 @@ from olm_train.parallel.context import require_tokens_alone
 from olm_train.parallel.expert import require_dealable
 from olm_train.parallel.mesh import Mesh
 from olm_train.parallel.pipeline import require_stages, require_undivided
-from olm_train.parallel.stages import Timeline, shares, spans
+from olm_train.parallel.stages import Timeline, require_micro_batches, shares, spans
 from olm_train.run.config import RunConfig
 
 SHOWN_ROWS = 2
@@ -73,11 +73,11 @@ def describe(
     config, why = config.fitted(Machine(world_size=world_size, nodes=nodes, memory=plan.gpu.memory))
     microbatch = config.train_module.rank_microbatch_size
     mesh = config.train_module.mesh(world_size, nodes)
-    config.require_pipeline(mesh.place(0).readers)
     pipeline = config.train_module.pp_config
     if mesh.pp > 1 or mesh.cp > 1 or mesh.ep > 1:
         decoder = build_decoder(config.model, device="meta")
         if pipeline is not None:
+            require_micro_batches(pipeline, *config.micro_batches(mesh.place(0).readers))
             require_stages(pipeline, decoder)
             require_undivided(config.train_module, world_size)
         if (context := config.train_module.cp_config) is not None:
@@ -207,7 +207,7 @@ def _pipeline(config: RunConfig, loader: DataLoader) -> Iterator[str]:
             f"stage {stage} on rank {pipeline.rank_of(stage)} of {pipeline.degree}: "
             f"{ends[0]}{which}{ends[1]}: {share:.1%} of the FLOPs"
         )
-    micro_batches = config.most_micro_batches(loader.world_size)
+    micro_batches = max(config.micro_batches(loader.world_size))
     timeline = Timeline(pipeline, micro_batches)
     yield (
         f"{pipeline.schedule}, {micro_batches} micro-batches: a rank waits {timeline.bubble:.1%} "
@@ -267,7 +267,7 @@ def _memory(
         sequence_length=loader.lock.sequence_length,
         world_size=world_size,
         nodes=nodes,
-        micro_batches=config.most_micro_batches(loader.world_size),
+        micro_batches=max(config.micro_batches(loader.world_size)),
     )
     unit, scale = ("GB", 1e9) if memory.total >= 1e9 else ("MB", 1e6)
     sizes = {**memory.by_component(), "total": memory.total}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import Kind, Manifest
 from olm_train.checkpoint.save import Contents, save_checkpoint
 from olm_train.data.batch import Batch
+from olm_train.distributed.waiting import RanksLostError, RankWatchdog
 from olm_train.distributed.world import World
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.state import OptimizerState, make_room
@@ -44,6 +46,7 @@ SCHEDULES: tuple[PipelineSchedule, ...] = (
     "zero_bubble",
     "dualpipev",
 )
+QUICK: tuple[PipelineSchedule, ...] = ("1f1b", "interleaved_1f1b", "dualpipev")
 DENSE = replace(MODEL, n_layers=5)
 EXPERTS = {name: replace(of_experts(**how), n_layers=4) for name, how in BALANCES.items()}
 KEPT = {"reshard_after_forward": False}
@@ -165,25 +168,27 @@ def evaluated(
 def two_checks(folder: str) -> dict[Any, Any]:
     """Run every check of this rank, one of two; `folder` holds a checkpoint of one rank."""
     results: dict[Any, Any] = {}
-    for schedule in SCHEDULES:
-        results[schedule] = steps(piped(schedule=schedule))
-    results["recomputed"] = steps(piped(schedule="dualpipev", ac_config=FULL))
-    results["split"] = steps(piped(points=[1]))
-    results["global_aux"] = steps(piped(model=EXPERTS["global_aux"]))
-    results["resumed"] = resumed(Path(folder))
     module = piped(schedule="zero_bubble")
     mine = LENGTHS[:2] if world().rank else LENGTHS[2:5]
     results["evaluated"] = evaluated(module, mine)
-    results["after"] = steps(module)
+    results["zero_bubble"] = steps(module)
+    for schedule in QUICK:
+        results[schedule] = steps(piped(schedule=schedule))
+    results["global_aux"] = steps(piped(model=EXPERTS["global_aux"]))
+    results["resumed"] = resumed(Path(folder))
     results["seen"] = seen()
     results["non-finite"] = non_finite()
     results["refused"] = refused()
+    results["lost"] = lost()  # the last one: the group is broken after it
     return results
 
 
 def slow_checks() -> dict[Any, Any]:
     """More of one of two ranks."""
     results: dict[Any, Any] = {}
+    results["gpipe"] = steps(piped(schedule="gpipe"))
+    results["recomputed", "dualpipev"] = steps(piped(schedule="dualpipev", ac_config=FULL))
+    results["split"] = steps(piped(points=[1]))
     for name, optim in NAMED.items():
         results["optim", name] = steps(piped(schedule="interleaved_1f1b", optim=optim))
     for name, model in EXPERTS.items():
@@ -213,6 +218,30 @@ def four_checks(folder: str) -> dict[Any, Any]:
     fsdp = build(world=world(), model=DENSE)
     results["to fsdp"] = steps(load(fsdp, Path(folder) / "pp4"), (3, 4)).losses
     return results
+
+
+def lost() -> str:
+    """What the first of two ranks says where the other one does not come to the second step."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True) if world().main else None
+    (port, *_) = world().gather(store.port if store else None)
+    store = store or dist.TCPStore("127.0.0.1", port)
+    module = piped()
+    given = replace(module.world, store=store)
+    waiting = RankWatchdog(given, module.model, timeout=3, grace=timedelta(seconds=1))
+    module.train_step(batches(module, 1), 1, 6)
+    waiting.reached(1)
+    given.barrier()
+    if given.rank:
+        store.wait(["over"], timedelta(minutes=10))
+        return ""
+    try:
+        with waiting:
+            module.train_step(batches(module, 2), 2, 6)
+    except RanksLostError as error:
+        return str(error)
+    finally:
+        store.set("over", "")
+    return "the step was taken"
 
 
 def resumed(folder: Path) -> dict[str, Any]:
