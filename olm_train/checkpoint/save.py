@@ -230,7 +230,8 @@ class _Save:
             state(self.partial / TENSORS)
             return
         tensors, own = split(flatten(state))
-        values = {name: value for each in world.gather(own) for name, value in each.items()}
+        by_rank = world.gather(own)  # of a pipeline, each has those of its stages
+        values = {name: value for each in reversed(by_rank) for name, value in each.items()}
         dcp.save(
             tensors,
             storage_writer=IndexedWriter(self.partial / TENSORS, world.rank, values),

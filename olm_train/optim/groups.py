@@ -92,7 +92,9 @@ def parameter_groups(
 
 def device_of(groups: Sequence[ParamGroup]) -> torch.device:
     """Return the device of the parameters; "meta" have those of other ranks, if not all."""
-    devices = [parameter.device for group in groups for parameter in group["params"]]
+    devices: list[torch.device] = [
+        parameter.device for group in groups for parameter in group["params"]
+    ]
     return next((device for device in devices if device.type != "meta"), devices[0])
 
 

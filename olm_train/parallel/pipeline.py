@@ -35,7 +35,10 @@ from olm_train.parallel.stages import SEVERAL, require_micro_batches, spans
 if TYPE_CHECKING:
     from olm_train.train_module_config import TransformerTrainModuleConfig
 
-SINGLE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+SINGLE: dict[str, Callable[..., PipelineScheduleSingle]] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+}
 Take = Callable[[int, Batch], Tensor]
 """Takes a micro-batch, whose number it is told, through the layers of a stage."""
 
@@ -221,9 +224,9 @@ class Pipeline:
         empty then stay, so that they are the same on each rank."""
         for group in optimizer.param_groups:
             here = [not parameter.is_meta for parameter in group["params"]]
-            for key, value in group.items():
-                if isinstance(value, list) and len(value) == len(here):
-                    group[key] = [each for each, kept in zip(value, here, strict=True) if kept]
+            for key in group.keys() & {"params", "names", "parts"}:
+                pairs = zip(group[key], here, strict=True)
+                group[key] = [each for each, kept in pairs if kept]
         for parameter in [each for each in optimizer.state if each.is_meta]:
             del optimizer.state[parameter]
 
@@ -240,6 +243,7 @@ class Pipeline:
             require_micro_batches(self.config, number)
             stages = [self._torch_stage(stage, shape) for stage in self.stages]
             options = {"n_microbatches": number, "loss_fn": _itself, "scale_grads": False}
+            made: PipelineScheduleSingle | PipelineScheduleMulti
             if (kind := SINGLE.get(self.config.schedule)) is not None:
                 made = kind(stages[0], **options)
             else:

@@ -12,15 +12,16 @@ bubble, V-shaped (Qi et al., 2023); DualPipe (DeepSeek-V3, 2024), cut in half to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
     ScheduleDualPipeV,
     ScheduleInterleaved1F1B,
     ScheduleZBVZeroBubble,
@@ -33,7 +34,7 @@ from olm_train.parallel.config import PipelineParallelConfig
 
 DOCUMENT = 2048
 """Tokens of the documents that stages are planned for."""
-SEVERAL: dict[str, Any] = {
+SEVERAL: dict[str, Callable[..., PipelineScheduleMulti]] = {
     "interleaved_1f1b": ScheduleInterleaved1F1B,
     "zero_bubble": ScheduleZBVZeroBubble,
     "dualpipev": ScheduleDualPipeV,
@@ -197,9 +198,12 @@ class Timeline:
         each = [stage] * (config.stages // config.degree)
         order = SEVERAL[config.schedule](each, self.micro_batches).pipeline_order[rank]
         flat = [a for action in order if action for a in action.sub_actions or (action,)]
-        return [
-            Action(_TORCH[a.computation_type.name], a.stage_index, a.microbatch_index) for a in flat
-        ]
+        found = []
+        for a in flat:
+            assert a.microbatch_index is not None  # each of these computes
+            kind = _TORCH[a.computation_type.name]
+            found.append(Action(kind, a.stage_index, a.microbatch_index))
+        return found
 
     @cached_property
     def begins(self) -> list[list[int]]:

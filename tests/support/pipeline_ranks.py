@@ -29,7 +29,10 @@ from olm_train.checkpoint.save import Contents, save_checkpoint
 from olm_train.data.batch import Batch
 from olm_train.distributed.waiting import RanksLostError, RankWatchdog
 from olm_train.distributed.world import World
+from olm_train.model.decoder import build_decoder
+from olm_train.model.init import init_parameters
 from olm_train.optim.adamw import AdamWConfig
+from olm_train.optim.groups import GroupOverride
 from olm_train.optim.state import OptimizerState, make_room
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import (
@@ -51,7 +54,12 @@ DENSE = replace(MODEL, n_layers=5)
 EXPERTS = {name: replace(of_experts(**how), n_layers=4) for name, how in BALANCES.items()}
 KEPT = {"reshard_after_forward": False}
 FULL = ActivationCheckpointingConfig(mode="full")
-NAMED = {**OPTIMS, "half": AdamWConfig(lr=1e-2, dtype="bfloat16")}
+LIMIT = GroupOverride(params=["norm.weight", "blocks.0.*"], opts={"max_grad_norm": 0.01})
+NAMED = {
+    **OPTIMS,
+    "half": AdamWConfig(lr=1e-2, dtype="bfloat16"),
+    "limit": AdamWConfig(lr=1e-2, group_overrides=[LIMIT]),
+}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp": {},
     "hsdp": {"strategy": "hsdp", "sharing": {"shard_degree": 1}},
@@ -199,6 +207,11 @@ def slow_checks() -> dict[Any, Any]:
     for mode in ("full", "selected_ops"):
         ac = ActivationCheckpointingConfig(mode=mode)
         results["recomputed", mode] = steps(piped(ac_config=ac))
+    decoder = build_decoder(DENSE)
+    init_parameters(decoder, 5 + world().rank)  # rank 0's are taken
+    pipeline = PipelineParallelConfig(degree=2)
+    config = replace(piped().config, pp_config=pipeline)
+    results["a decoder"] = steps(TransformerTrainModule(config, decoder, seed=1, world=world()))
     results["compiled"] = steps(piped(compile_model=True))
     return results
 
@@ -250,10 +263,15 @@ def resumed(folder: Path) -> dict[str, Any]:
     schedule: PipelineSchedule = "interleaved_1f1b"
     from_one = load(piped(schedule=schedule), folder / "one")
     found: dict[str, Any] = {"loaded": weights(from_one)}
+    given = whole(from_one.world, from_one.state_dict()["model"])
+    other = piped()
+    other.load_state_dict({"model": given})
+    found["given"] = weights(other)
     found["losses"] = steps(from_one, (3, 4)).losses
     module = piped(schedule=schedule)
     steps(module, (1, 2))
     save(module, folder / f"pp{size}")
+    found["values"] = saved_values(module, folder / f"values{size}")
     straight = steps(module, (3, 4))
     module = piped(schedule=schedule)
     with torch.no_grad():
@@ -267,6 +285,17 @@ def resumed(folder: Path) -> dict[str, Any]:
         again.weights,
     )
     return found
+
+
+def saved_values(module: TransformerTrainModule, folder: Path) -> list[str]:
+    """Names of plain values of the optimiser that a checkpoint holds."""
+    for state in module.optimizer.state.values():
+        state["calls"] = 2
+    save(module, folder)
+    for state in module.optimizer.state.values():
+        del state["calls"]
+    store = Store(folder / "step00000002")
+    return [*Checkpoint(store, Manifest.read(store)).index.values]
 
 
 def seen() -> list[tuple[Tensor, Tensor]]:

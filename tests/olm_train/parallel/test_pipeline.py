@@ -109,11 +109,13 @@ def test_a_run_of_four_ranks_goes_on_to_the_bit_and_in_other_layouts(
 
 def goes_on(ranks: Ranks, folder: Path) -> None:
     module = load(build(model=DENSE), folder / "one")
+    names = dict(module.model.named_parameters())
     saved, expected = weights(module), steps(module, (3, 4)).losses
     for rank in ranks:
         found = rank["resumed"]
         assert found["same"]
-        assert found["loaded"] == saved
+        assert found["loaded"] == found["given"] == saved
+        assert {*found["values"]} == {f"optim.{name}.calls" for name in names}
         assert found["losses"] == pytest.approx(expected, rel=1e-6)
     alone = steps(load(build(model=DENSE), folder / f"pp{len(ranks)}"), (3, 4)).losses
     assert alone == pytest.approx(ranks[0]["resumed"]["rest"], rel=1e-6)
@@ -221,9 +223,14 @@ def test_fewer_micro_batches_than_stages_follow_one_rank(which: str, slow: Ranks
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "which",
-    ["gpipe", "split", *(("recomputed", mode) for mode in ("full", "selected_ops", "dualpipev"))],
+    [
+        "gpipe",
+        "split",
+        "a decoder",
+        *(("recomputed", mode) for mode in ("full", "selected_ops", "dualpipev")),
+    ],
 )
-def test_recomputed_blocks_and_a_split_of_ones_own_follow_one_rank(
+def test_recomputed_blocks_and_a_split_or_model_of_ones_own_follow_one_rank(
     which: Any, single: Trained, slow: Ranks
 ) -> None:
     for rank in slow:
