@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from olm_data.run_log.metric_names import (
     DEAD_EXPERTS,
@@ -57,9 +57,16 @@ class ExpertBalance:
 
     def __init__(self, config: MixtureConfig, model: Decoder, world: World) -> None:
         self._config, self._world = config, world
-        self._routers = [each for each in model.modules() if isinstance(each, Router)]
+        # by place among the layers with experts; of a pipeline this rank has some of them
+        routed = [n for n, part in enumerate(model.config.feed_forwards) if part.routes]
+        self._routers = {
+            place: each
+            for place, layer in enumerate(routed)
+            for each in (model.blocks[layer] or nn.Identity()).modules()
+            if isinstance(each, Router)
+        }
         self._none = torch.zeros(
-            len(self._routers), config.n_experts, dtype=torch.int64, device=world.device
+            len(routed), config.n_experts, dtype=torch.int64, device=world.device
         )
         self.counts, self._foreseen, self.dropped = self._none, self._none, self._none[:, 0]
 
@@ -78,25 +85,34 @@ class ExpertBalance:
         documents = torch.searchsorted(batch.cu_seqlens, places, right=True) - 1
         return Routing(counted, documents, batch.cu_seqlens.numel() - 1)
 
-    def begin(self, batches: Sequence[Batch], look: Callable[[Batch], Tensor]) -> None:
+    def begin(
+        self,
+        batches: Sequence[Batch],
+        look: Callable[[Sequence[Batch]], Sequence[Tensor]],
+        *,
+        pipelined: bool = False,
+    ) -> None:
         """Begin a step.
 
         Args:
             batches: its micro-batches on this rank.
-            look: returns the counts of one, [layers, E], without a gradient.
+            look: returns counts of them, each [layers, E], without a gradient.
+            pipelined: ranks go through the micro-batches at other times, and cannot meet in one.
         """
         self.counts, self._foreseen, self.dropped = self._none, self._none, self._none[:, 0]
-        if isinstance(self._config.balance, StepBalance) and len(batches) > 1:
-            own = sum((look(batch) for batch in batches), self._none)
-            self._foreseen = self._world.sum(own)
+        if isinstance(self._config.balance, StepBalance) and (pipelined or len(batches) > 1):
+            self._foreseen = self._world.sum(sum(look(batches), self._none))
 
-    def terms(self, routed: Routed, divisor: Tensor) -> dict[str, Tensor]:
+    def terms(self, routed: Routed | None, divisor: Tensor) -> dict[str, Tensor]:
         """Count a micro-batch; return its terms of the loss, by the metric that each is.
 
         Args:
-            routed: of the layers, [layers, ...].
+            routed: of the layers, [layers, ...]; zeros of those that another rank has, None if
+                these are all.
             divisor: labels of the global batch, which all counted tokens are.
         """
+        if routed is None:
+            return {}
         self.counts, self.dropped = self.counts + routed.counts, self.dropped + routed.dropped
         config, balance, terms = self._config, self._config.balance, {}
         if isinstance(balance, BalanceLoss):
@@ -137,7 +153,19 @@ class ExpertBalance:
             step = self._config.balance.rate * (mean - load).sign()
             step = (step - step.mean(1, keepdim=True)).to(torch.float32)
             step = torch.where(left_out.to(step.device) > 0, 0.0, step)
-            biases = [each.bias for each in self._routers if each.bias is not None]
-            torch._foreach_add_(biases, list(step.unbind()))
-            metrics[ROUTER_BIAS] = torch.stack(biases).norm()
+            biases = {n: each.bias for n, each in self._routers.items() if each.bias is not None}
+            torch._foreach_add_([*biases.values()], [step[place] for place in biases])
+            metrics[ROUTER_BIAS] = self._norm([*biases.values()])
         return metrics
+
+    def _norm(self, biases: Sequence[Tensor]) -> Tensor:
+        """Return the norm of these and of those of other stages, which each rank of one has."""
+        own = (
+            torch.stack([*biases]).norm()
+            if biases
+            else self._none.new_zeros((), dtype=torch.float32)
+        )
+        if self._world.stages == 1:
+            return own
+        copies = self._world.size // self._world.stages
+        return (self._world.sum(own.square()) / copies).sqrt()

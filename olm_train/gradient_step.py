@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -69,7 +70,7 @@ class GradientStep(TrainModule):
 
     A class derived from it sets what is annotated here, and gives each group of the optimiser its
     "peak_lr". `_peak` is that of the rate that is logged; None: the highest. `_reduce_each`:
-    gradients are reduced after each micro-batch.
+    gradients are reduced after each micro-batch. `_stages`: ranks that have other parameters.
     """
 
     _forward: nn.Module
@@ -80,6 +81,7 @@ class GradientStep(TrainModule):
     _max_grad_norm: float | None
     _peak: float | None = None
     _reduce_each: bool = False
+    _stages: dist.ProcessGroup | None = None
 
     @abstractmethod
     def _counted(self, batches: Sequence[Any]) -> Counted:
@@ -88,6 +90,17 @@ class GradientStep(TrainModule):
     @abstractmethod
     def _loss_of(self, batch: Any, divisor: Tensor, terms: LossTerms) -> MicroLoss:
         """Return the loss of a micro-batch, divided by a count of the global batch."""
+
+    def _each(
+        self, micro: Sequence[Any], loss_of: Callable[[Any], MicroLoss]
+    ) -> Iterator[MicroLoss]:
+        """Take each micro-batch through the forward and backward pass, and yield its loss."""
+        for i, batch in enumerate(micro):
+            last = i == len(micro) - 1
+            with gradient_sync(self._forward, last=last, each=self._reduce_each):
+                part = loss_of(batch)
+                part.total.backward()
+            yield part
 
     @contextmanager
     def _passes(self, step: int) -> Iterator[Callable[[Tensor], None]]:
@@ -161,11 +174,8 @@ class GradientStep(TrainModule):
         sums = defaultdict[str, Tensor](lambda: torch.zeros((), device=self.world.device))
         terms = LossTerms(self.model, self.world)
         with self._passes(step) as settle:
-            for i, batch in enumerate(micro):
-                last = i == len(micro) - 1
-                with gradient_sync(self._forward, last=last, each=self._reduce_each):
-                    part = self._loss_of(batch, divisor, terms)
-                    part.total.backward()
+            parts = self._each(micro, lambda batch: self._loss_of(batch, divisor, terms))
+            for batch, part in zip(micro, parts, strict=True):
                 if self.watch_losses is not None and part.by_label is not None:
                     self.watch_losses(*self._watched(batch, part.by_label))
                 for name, value in part.logged.items():
@@ -173,11 +183,11 @@ class GradientStep(TrainModule):
         losses = {name: self.world.sum(value) for name, value in sums.items()}
 
         self.gradients_ready()
-        norm = total_norm(self.model.parameters())
+        norm = total_norm(self.model.parameters(), self._stages)
         grad_norm = as_scalar(norm).to(self.world.device)  # from the host with cpu_offload
         bad, blocked = self._gate.judge(losses[CE_LOSS], grad_norm)
         settle(blocked)
-        clip_gradients(self.optimizer, norm, self._max_grad_norm)
+        clip_gradients(self.optimizer, norm, self._max_grad_norm, self._stages)
         if self._guard is not None:
             self._guard.push(losses[CE_LOSS], grad_norm)
         lr = self._set_lr(step, max_steps, tokens, batch_growth)

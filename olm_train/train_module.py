@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -43,7 +43,8 @@ from olm_train.model.shards import assign
 from olm_train.model.weights_folder import kept
 from olm_train.optim.state import make_room, state_of
 from olm_train.parallel.apply import parallelize, reshard
-from olm_train.parallel.context import ContextParallel
+from olm_train.parallel.context import ContextParallel, require_same_rows
+from olm_train.parallel.pipeline import Pipeline, carrying, require_undivided
 from olm_train.stability.gate import FiniteGate
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
@@ -88,7 +89,7 @@ class TransformerTrainModule(GradientStep):
         shape, config, _ = resolve(shape, config, Capability.of(world.device))
         compiling = config.compile_model is True
         mesh = config.mesh(world.size, world.nodes)
-        world = replace(world, sharers=mesh.cp)
+        world = replace(world, sharers=mesh.cp, stages=mesh.pp)
         self.config, self.seed, self.world = config, seed, world
         self._has_weights = False
         torch.set_float32_matmul_precision(config.float32_matmul_precision)
@@ -101,20 +102,33 @@ class TransformerTrainModule(GradientStep):
         self._context: ContextParallel | None = None
         if config.cp_config is not None:
             self._context = ContextParallel(config.cp_config, self.model, mesh, world)
-        self._compared = self._context is None
+        self._compared = mesh.cp == mesh.pp == 1
+        self._pipeline, whole = None, self.model
+        if config.pp_config is not None:
+            require_undivided(config, world.size)
+            self._pipeline = Pipeline(config.pp_config, self.model, mesh, world)
+            self._stages, whole = self._pipeline.group, self._pipeline.whole
+            self.world = world = replace(world, groups=(self._pipeline.group,))
+        self._logged: list[str] | None = None
         self._forward = parallelize(
             self.model,
             config.dp_config,
             world,
+            pp=mesh.pp,
             cp=mesh.cp,
             ep=mesh.ep,
+            stages=[] if self._pipeline is None else self._pipeline.stages,
             checkpointing=config.ac_config,
             compiling=config.compile_config if compiling else None,
             float8=config.float8_config,
         )
-        self.optimizer = config.optim.build(self.model)
+        self.optimizer = config.optim.build(whole)
+        if self._pipeline is not None:
+            self._pipeline.keep_own(self.optimizer)
+            self._forward = self._pipeline.decode  # type: ignore[assignment]
         if (join := getattr(self.optimizer, "join", None)) is not None:
-            join(world, reduced=config.dp_config.param_dtype == "bfloat16")
+            holders = world if self._pipeline is None else World(device=world.device)
+            join(holders, reduced=config.dp_config.param_dtype == "bfloat16")
         self._guard = getattr(self.optimizer, "guard", None)
         self._scheduler, self._scaling = config.scheduler, config.lr_batch_scaling
         self._max_grad_norm, self._peak = config.max_grad_norm, config.optim.lr
@@ -161,10 +175,13 @@ class TransformerTrainModule(GradientStep):
     def _counted(self, batches: Sequence[Batch | AnyBatch]) -> Counted:
         micro = self._shares(batches)
         if self.experts is not None:
-            self.experts.begin(micro, self._expert_counts)
+            self.experts.begin(micro, self._expert_counts, pipelined=self._pipeline is not None)
+        counts = torch.stack([torch.stack(self._counts(batch)) for batch in micro]).sum(0)
+        if self._pipeline is not None and not self._pipeline.first:
+            counts = torch.zeros_like(counts)  # which another rank has counted
         return Counted(
             micro,
-            torch.stack([torch.stack(self._counts(batch)) for batch in micro]).sum(0),
+            counts,
             names=(TOKENS, LABELS, ATTENTION_PAIRS),
             divisor=1,
             known={SEQUENCE_LENGTH: micro[0].max_seqlen},
@@ -182,22 +199,57 @@ class TransformerTrainModule(GradientStep):
         else:
             sums, routed = self._reduce(batch, reduce, routing=self.experts.routing(batch))
             balance = self.experts.terms(routed, divisor)
-        logged = {CE_LOSS: sums.cross_entropy / divisor}
+        logged = {name: term.detach() for name, term in balance.items()}
+        if isinstance(sums, Tensor):  # states, of a stage that is not the last
+            states = carrying(sums, sum(balance.values(), sums.new_zeros(()))) if balance else sums
+            return MicroLoss(states, logged)
+        logged = {CE_LOSS: sums.cross_entropy / divisor} | logged
         if sums.z is not None:
             logged[Z_LOSS] = sums.z / divisor
-        logged |= {name: term.detach() for name, term in balance.items()}
         return MicroLoss(sum(balance.values(), sums.total / divisor), logged, sums.by_label)
+
+    def _each(
+        self, micro: Sequence[Any], loss_of: Callable[[Any], MicroLoss]
+    ) -> Iterator[MicroLoss]:
+        if self._pipeline is None:
+            yield from super()._each(micro, loss_of)
+            return
+        parts: list[list[MicroLoss]] = [[] for _ in micro]  # of the stages here
+
+        def take(number: int, batch: Batch) -> Tensor:
+            parts[number].append(loss_of(batch))
+            return parts[number][-1].total
+
+        self._pipeline.run(micro, take)
+        if self._logged is None:  # a loss of one's own has what it has; the same at each step
+            names = [name for part in parts[0] for name in part.logged]
+            found = [name for each in self._pipeline.gather(names) for name in each]
+            self._logged = [*dict.fromkeys(found)]
+        none = torch.zeros((), device=self.world.device)
+        for batch, own in zip(micro, parts, strict=True):
+            logged = {
+                name: sum((part.logged.get(name, none) for part in own), none)
+                for name in self._logged
+            }
+            by_label = None
+            if self.watch_losses is not None and self.loss.own is None:
+                here = own[-1].by_label
+                room = torch.zeros(batch.labels.numel(), device=none.device)
+                by_label = self._pipeline.from_last(room if here is None else here)
+            yield MicroLoss(none, logged, by_label)
 
     def _shares(self, batches: Sequence[Batch | AnyBatch]) -> list[Batch]:
         """Return the micro-batches on the device; where ranks share them, this one's tokens."""
-        context = self._context
-        if context is None:
-            return [self._batch(batch) for batch in batches]
-        deal = Dealing(context.config.degree, self.model.config.windows)
-        whole = [self._batch(deal(Batch.of(batch))) for batch in batches]
+        context, whole = self._context, [Batch.of(batch) for batch in batches]
+        if context is not None:
+            deal = Dealing(context.config.degree, self.model.config.windows)
+            whole = [deal(batch) for batch in whole]
+        whole = [self._batch(batch) for batch in whole]
         if not self._compared:
-            context.require_same_rows(digest_of(whole))
+            require_same_rows(self.world, digest_of(whole))
             self._compared = True
+        if context is None:
+            return whole
         return [Share.take(batch, context.rank, self._contexts) for batch in whole]
 
     def _contexts(self, share: Share) -> Sequence[Any]:
@@ -214,12 +266,23 @@ class TransformerTrainModule(GradientStep):
         return batch.whole, exchange.collect(by_label)
 
     @torch.no_grad()
-    def _expert_counts(self, batch: Batch) -> Tensor:
-        """Tokens of each expert, [layers, E], before a micro-batch is trained on."""
-        assert self.experts is not None
-        routing = self.experts.routing(batch)
-        counts: Tensor = self._reduce(batch, lambda _, x: None, routing=routing)[1].counts
-        return counts
+    def _expert_counts(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Tokens of each expert, each [layers, E], before micro-batches are trained on."""
+        experts, found = self.experts, list[Tensor]()
+        assert experts is not None
+
+        def take(_: int, batch: Batch) -> Tensor:
+            states, routed = self._reduce(batch, lambda _, x: x, routing=experts.routing(batch))
+            if routed is not None:
+                found.append(routed.counts)
+            return cast(Tensor, states)
+
+        if self._pipeline is not None:
+            self._pipeline.look(batches, take)
+        else:
+            for batch in batches:
+                take(0, batch)
+        return found
 
     def _stepped(self, left_out: Tensor) -> Mapping[str, Tensor]:
         return {} if self.experts is None else self.experts.finish(left_out)
@@ -242,8 +305,21 @@ class TransformerTrainModule(GradientStep):
         by_label = partial(
             by_label_chunked, labels=here.labels, chunk_size=chunk_size, fp32_logits=fp32_logits
         )
-        losses: Tensor = self._reduce(here, by_label)
-        return losses
+        if self._pipeline is None:
+            losses: Tensor = self._reduce(here, by_label)
+            return losses
+        return self._pipelined_losses(here, by_label)
+
+    def _pipelined_losses(self, batch: Batch, by_label: Callable[..., Tensor]) -> Tensor:
+        """Return the losses of this rank's batch; ranks of the pipeline look at theirs together."""
+        assert self._pipeline is not None
+        batches = [each.to(self.world.device) for each in self._pipeline.gather(batch.to("cpu"))]
+        found = self._pipeline.look(
+            batches, lambda _, each: self._reduce(each, partial(by_label, labels=each.labels))
+        )
+        if not self._pipeline.last:
+            found = [torch.zeros(b.labels.shape, device=self.world.device) for b in batches]
+        return [self._pipeline.from_last(each) for each in found][self._pipeline.rank]
 
     def eval_batch(self, batch: Batch | AnyBatch) -> tuple[Tensor, Tensor]:
         """Loss of this rank's batch without a step.
@@ -283,7 +359,11 @@ class TransformerTrainModule(GradientStep):
         if "optim" in state:
             make_room(self.model, self.optimizer, state["optim"])
         own = self.state_dict()
-        pairs = list(_paired(own["model"], state["model"], "model"))
+        given = state["model"]
+        if self._pipeline is not None:  # weights of the whole model, such as exported ones
+            others = dict(kept(self._pipeline.whole)).keys() - own["model"].keys()
+            given = {name: value for name, value in given.items() if name not in others}
+        pairs = list(_paired(own["model"], given, "model"))
         if "optim" in state:
             pairs += _paired(own["optim"], state["optim"], "optim")
         self._put(pairs)
@@ -292,10 +372,11 @@ class TransformerTrainModule(GradientStep):
     @torch.no_grad()
     def _take_over(self, weights: dict[str, Tensor]) -> None:
         """Give the model the weights of rank 0, a tensor at a time."""
-        tensors = (*self.model.named_parameters(), *self.model.named_buffers())
-        for name, target in tensors:
-            whole = weights.pop(name).to(self.world.device, target.dtype)
-            assign(target, self.world.from_main(whole))
+        here = dict((*self.model.named_parameters(), *self.model.named_buffers()))
+        for name in [*weights]:
+            whole = self.world.from_main(weights.pop(name).to(self.world.device))
+            if (target := here.get(name)) is not None:
+                assign(target, whole)
         self._has_weights = True
 
     def _batch(self, given: Batch | AnyBatch) -> Batch:

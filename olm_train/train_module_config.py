@@ -21,6 +21,7 @@ from olm_train.parallel.config import (
     ContextParallelConfig,
     DataParallelConfig,
     ExpertParallelConfig,
+    PipelineParallelConfig,
 )
 from olm_train.parallel.float8 import Float8Config
 from olm_train.parallel.mesh import Mesh
@@ -41,6 +42,8 @@ class TransformerTrainModuleConfig(Config):
             that for gradient descent; or `none`: not.
         max_grad_norm: gradients are scaled down to this global 2-norm; null: never.
         dp_config: data parallelism and precision.
+        pp_config: pipeline parallelism: ranks have [other
+            layers](../how-to/train-many-layers.md). Default: each has all.
         cp_config: context parallelism: several ranks [share each
             micro-batch](../how-to/train-long-rows.md). Default: none do.
         ep_config: expert parallelism: [experts are dealt to
@@ -69,6 +72,7 @@ class TransformerTrainModuleConfig(Config):
     lr_batch_scaling: LRScaling = LRScaling.sqrt
     max_grad_norm: PositiveFloat | None = 1.0
     dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
+    pp_config: PipelineParallelConfig | None = None
     cp_config: ContextParallelConfig | None = None
     ep_config: ExpertParallelConfig | None = None
     float8_config: Float8Config | None = None
@@ -97,10 +101,17 @@ class TransformerTrainModuleConfig(Config):
         return 1 if self.cp_config is None else self.cp_config.degree
 
     @property
+    def pipelined(self) -> int:
+        """Ranks that the layers are cut over."""
+        return 1 if self.pp_config is None else self.pp_config.degree
+
+    @property
     def dealt(self) -> int:
         """Ranks that the experts are dealt to."""
         return 1 if self.ep_config is None else self.ep_config.degree
 
     def mesh(self, world_size: int, nodes: int = 1) -> Mesh:
         """Return which rank of a run does what; see `DataParallelConfig.mesh`."""
-        return self.dp_config.mesh(world_size, nodes, cp=self.sharers, ep=self.dealt)
+        return self.dp_config.mesh(
+            world_size, nodes, pp=self.pipelined, cp=self.sharers, ep=self.dealt
+        )

@@ -150,10 +150,12 @@ class Callback(Config):
     Attributes:
         priority: callbacks of higher priority run first.
         enabled: false: it is left out.
+        whole_model: it needs all layers on each rank: refused with `train_module.pp_config`.
         trainer: the trainer it is attached to, set before the first hook.
     """
 
     priority: ClassVar[int] = 0
+    whole_model: ClassVar[bool] = False
     enabled: bool = True
     trainer: TrainingRun
 

@@ -51,7 +51,7 @@ class Callbacks(dict[str, Callback]):
         """Attach a callback to the trainer, unless it is off.
 
         Raises:
-            UsageError: there is one of that name.
+            UsageError: there is one of that name, or it does not go with the run.
         """
         if not isinstance(callback, Callback):
             raise UsageError(
@@ -67,6 +67,13 @@ class Callbacks(dict[str, Callback]):
             )
         if name in self:
             raise UsageError(f"there is a callback {name!r} already", fix="give another name")
+        if callback.enabled and callback.whole_model and self._trainer.world.stages > 1:
+            raise UsageError(
+                f"the callback {printable(name)!r} needs the whole model on each rank",
+                where=f"trainer.callbacks.{printable(name)}",
+                why="with train_module.pp_config a rank has some of its layers",
+                fix="leave one of the two out",
+            )
         if callback.enabled:
             self[name] = callback
             callback.trainer = self._trainer

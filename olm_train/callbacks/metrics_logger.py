@@ -181,7 +181,9 @@ class MetricsLoggerCallback(Callback):
             time=_now(),
             command=command(),
             device=device_name(trainer.world.device),
-            parameters=sum(p.numel() for p in trainer.train_module.model.parameters()),
+            parameters=trainer.train_module.num_params
+            if trainer.world.stages > 1
+            else sum(p.numel() for p in trainer.train_module.model.parameters()),
             config=trainer.config,
             changes=trainer.config_changes,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -159,7 +159,7 @@ class Checkpoint:
                 of number, or has one that is not asked for in a part, such as `optim`, that is.
         """
         flat = flatten(tensors)
-        self.refuse_misfits(flat, tuple(tensors))
+        self.refuse_misfits(flat, tuple(tensors), elsewhere=held_elsewhere(flat, world))
         values = self.index.values
         put_back(tensors, values)
         world.on_each(lambda: fill(split(flat)[0], self.tensors, self.index))
@@ -176,12 +176,15 @@ class Checkpoint:
         world.on_each(lambda: fill(named, self.tensors, self.index))
         return found
 
-    def refuse_misfits(self, wanted: StateDict, parts: tuple[str, ...]) -> None:
+    def refuse_misfits(
+        self, wanted: StateDict, parts: tuple[str, ...], elsewhere: Collection[str] = ()
+    ) -> None:
         """Refuse tensors and values, by name, that it does not hold just so.
 
         Args:
             wanted: flat.
             parts: of the state that hold nothing else.
+            elsewhere: names that other ranks want.
 
         Raises:
             ValidationError: as `load_tensors`.
@@ -195,7 +198,7 @@ class Checkpoint:
         wrong = [f"it lacks {name}" for name in sorted(here.keys() - there.keys())]
         wrong += [
             f"nothing here takes {printable(name)}"
-            for name in sorted(there.keys() - here.keys())
+            for name in sorted(there.keys() - here.keys() - {*elsewhere})
             if name.startswith(prefixes)
         ]
         wrong += [
@@ -218,6 +221,12 @@ class Checkpoint:
                 why="; ".join(wrong[:5]) + more,
                 fix="use the configuration it was written with: config.json in it",
             )
+
+
+def held_elsewhere(names: Iterable[str], world: World) -> set[str]:
+    """Return the names that ranks with other layers have in the place of these; every rank calls
+    it."""
+    return set() if world.stages == 1 else {n for each in world.gather([*names]) for n in each}
 
 
 def _convertible(there: torch.dtype, here: torch.dtype) -> bool:

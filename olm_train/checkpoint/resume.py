@@ -26,7 +26,7 @@ from olm_data.config.values import Values
 from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.storage.store import absolute
 from olm_train.checkpoint.documents import Origin, RunState, relative_path
-from olm_train.checkpoint.load import Checkpoint, find_checkpoint
+from olm_train.checkpoint.load import Checkpoint, find_checkpoint, held_elsewhere
 from olm_train.checkpoint.manifest import (
     CONFIG,
     DOCUMENT,
@@ -180,6 +180,7 @@ def _load_callbacks(checkpoint: Checkpoint, run: Run) -> None:
     wanted = tensors_of_callbacks(run)
     checkpoint.load_tensors(wanted, run.train_module.world)
     left = {f"{CALLBACKS}.{name}" for name in checkpoint.names(CALLBACKS)} - wanted.keys()
+    left -= held_elsewhere(wanted, run.train_module.world)
     for name in sorted({key.split(".")[1] for key in left}):
         prefix, callback = f"{CALLBACKS}.{name}.", run.callbacks.get(name)
         keys = sorted(key.removeprefix(prefix) for key in left if key.startswith(prefix))

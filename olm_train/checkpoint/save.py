@@ -229,7 +229,9 @@ class _Save:
         if not isinstance(state, Mapping):
             state(self.partial / TENSORS)
             return
-        tensors, values = split(flatten(state))
+        tensors, own = split(flatten(state))
+        by_rank = world.gather(own)  # of a pipeline, each has those of its stages
+        values = {name: value for each in reversed(by_rank) for name, value in each.items()}
         dcp.save(
             tensors,
             storage_writer=IndexedWriter(self.partial / TENSORS, world.rank, values),

@@ -96,7 +96,7 @@ class RankWatchdog:
         """Groups that carry the exchanges of a step, each once."""
         meshes = {p.device_mesh for p in self._model.parameters() if isinstance(p, DTensor)}
         groups = [group for mesh in meshes for group in mesh.get_all_groups()]
-        own = [dist.group.WORLD, self._world.control_group]
+        own = [dist.group.WORLD, self._world.control_group, *self._world.groups]
         yield from dict.fromkeys(group for group in [*own, *groups] if group is not None)
 
     def _lost(self, error: RuntimeError) -> RanksLostError:

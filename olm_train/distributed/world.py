@@ -43,6 +43,9 @@ class World:
         exchange_group: gloo group of the other small exchanges, None at size 1.
         store: key-value store of the ranks, None at size 1.
         sharers: ranks, numbered one after another, that read the same rows and share their tokens.
+        stages: as many equal parts of the ranks, numbered one after another, that have other
+            layers: the first rank of each reads the same rows, and so on.
+        groups: other groups that carry exchanges of a step.
     """
 
     rank: int = 0
@@ -53,6 +56,8 @@ class World:
     exchange_group: dist.ProcessGroup | None = None
     store: dist.Store | None = None
     sharers: int = 1
+    stages: int = 1
+    groups: tuple[dist.ProcessGroup, ...] = ()
 
     @classmethod
     def start(
@@ -105,23 +110,29 @@ class World:
     @property
     def reader(self) -> int:
         """Which of the `readers` parts of each step this rank reads."""
-        return self.rank // self.sharers
+        return self.rank % (self.size // self.stages) // self.sharers
 
     @property
     def readers(self) -> int:
         """Number of equal parts of each step that ranks read."""
-        return self.size // self.sharers
+        return self.size // self.stages // self.sharers
 
     @property
     def near_readers(self) -> range | None:
         """The parts of each step that ranks of this machine read; None where it is not known."""
-        near = self.neighbours
-        return near and range(near.start // self.sharers, (near.stop - 1) // self.sharers + 1)
+        if (near := self.neighbours) is None:
+            return None
+        of_stage = self.size // self.stages
+        if near.start // of_stage != (near.stop - 1) // of_stage:
+            return range(self.readers)  # of several stages; perhaps not all, of the first and last
+        first, last = near.start % of_stage, (near.stop - 1) % of_stage
+        return range(first // self.sharers, last // self.sharers + 1)
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank is the one of its sharers that writes what all of them know."""
-        return self.rank % self.sharers == 0
+        """Whether this rank is, of those that read the same rows, the one that writes what all of
+        them know."""
+        return self.rank % self.sharers == 0 and self.rank < self.size // self.stages
 
     @property
     def nodes(self) -> int:

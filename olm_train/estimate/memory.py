@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,9 @@ from olm_train.model.loss import LOGITS_BYTES
 from olm_train.model.mixture import EXPERT_TENSORS
 from olm_train.model.part import FP32, Saved
 from olm_train.optim.base import OptimConfig
+from olm_train.parallel.config import PipelineParallelConfig
 from olm_train.parallel.mesh import CUT
+from olm_train.parallel.stages import Timeline, spans
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
@@ -97,6 +100,22 @@ class TrainingTensors:
         shapes = {name: tuple(p.shape) for name, p in decoder.named_parameters()}
         return cls(model, shapes, state)
 
+    def of_stages(self, layers: Sequence[range]) -> TrainingTensors:
+        """Return those of stages of a pipeline, of which each has such layers."""
+        numbers = {layer for each in layers for layer in each}
+        ends = {
+            0: ("embeddings", "position_embeddings"),
+            self.model.n_layers - 1: ("norm", "lm_head"),
+        }
+        around = {part for layer, parts in ends.items() if layer in numbers for part in parts}
+
+        def here(name: str) -> bool:
+            first, number, *_ = name.split(".")
+            return int(number) in numbers if first == "blocks" else first in around
+
+        shapes = {name: shape for name, shape in self.parameters.items() if here(name)}
+        return TrainingTensors(self.model, shapes, {name: self.state[name] for name in shapes})
+
     def memory(
         self,
         *,
@@ -111,6 +130,8 @@ class TrainingTensors:
         offload: bool = False,
         accumulates: bool = False,
         keys: int = 1,
+        alive: int | None = None,
+        states: int = 0,
     ) -> Memory:
         """Return what one rank needs.
 
@@ -130,6 +151,9 @@ class TrainingTensors:
             accumulates: each rank sums whole gradients of several micro-batches until the last one
                 of a step, where they are exchanged and cut.
             keys: keys of a layer, and values, for each token: those of other ranks too.
+            alive: layers whose activations are kept at once, of each micro-batch; None: those of
+                the model, of one.
+            states: of micro-batches, and their gradients, that stages of a pipeline have room for.
         """
         model, size = self.model, ITEMSIZE[param_dtype]
         whole, own = dict[str, int](), dict[str, int]()
@@ -140,9 +164,11 @@ class TrainingTensors:
                 own[name] = whole[name] // (shards // dealt)
         per_block, block_input = block_bytes(model, sequence_length, param_dtype)
         per_block += (keys - 1) * size * 2 * model.kv_heads * model.head_size
-        blocks = model.n_layers * (kept * per_block + (1 - kept) * block_input)
+        alive = model.n_layers if alive is None else alive
+        blocks = alive * (kept * per_block + (1 - kept) * block_input) + states * block_input
         around = size * 2 * model.d_model + model.positions.kept(model)  # the last norm, positions
         loss = microbatch if loss_tokens is None else min(loss_tokens, microbatch)
+        loss = loss if "norm.weight" in self.parameters else 0
         logits = loss * model.padded_vocab_size * (LOGITS_BYTES if size < FP32 else 2 * FP32)
         # The logits are gone when a block is recomputed.
         again = microbatch * (per_block - block_input) if kept < 1 else 0
@@ -194,7 +220,8 @@ def memory_of_step(
     micro_batches: int = 1,
     counted: TrainingTensors | None = None,
 ) -> Memory:
-    """Return what one rank of a run needs, as its `train_module` is configured.
+    """Return what one rank of a run needs, of a pipeline the one that needs most, as its
+    `train_module` is configured.
 
     What is still `auto` counts as on a CPU.
 
@@ -206,7 +233,8 @@ def memory_of_step(
         counted: the tensors of this model and optimiser, for who asks many times.
 
     Raises:
-        UsageError: the parallel degrees do not fit the world.
+        UsageError: the parallel degrees do not fit the world, or the schedule of a pipeline not the
+            micro-batches.
     """
     on_cpu = model.attention.backend == AUTO
     model, module, _ = resolve(model, module, Capability())
@@ -215,19 +243,46 @@ def memory_of_step(
     compiling = module.compile_model is True
     loss = module.loss.choose(model, microbatch=microbatch, compiling=compiling)
     counted = counted or TrainingTensors.count(model, module.optim)
-    return counted.memory(
-        microbatch=microbatch // mesh.cp,
-        sequence_length=sequence_length,
-        loss_tokens=loss.tokens_at_once(on_cpu=on_cpu),
-        kept=_kept(model, module, sequence_length),
-        shards=mesh.degree(*CUT.sharded),
-        dealt=mesh.ep,
-        keys=mesh.cp if module.cp_config and module.cp_config.exchange == "gather" else 1,
-        param_dtype=dp.param_dtype,
-        reshard_after_forward=dp.reshard_after_forward,
-        offload=dp.cpu_offload and world_size > 1,
-        accumulates=micro_batches > 1 and not dp.reduce_each_microbatch,
-    )
+    ranks: list[tuple[TrainingTensors, dict[str, Any]]] = [(counted, {})]
+    reshard = dp.reshard_after_forward
+    if (pipeline := module.pp_config) is not None:
+        ranks, reshard = _ranks_of(pipeline, counted, micro_batches), False
+    needs = [
+        tensors.memory(
+            microbatch=microbatch // mesh.cp,
+            sequence_length=sequence_length,
+            loss_tokens=loss.tokens_at_once(on_cpu=on_cpu),
+            kept=_kept(model, module, sequence_length),
+            shards=mesh.degree(*CUT.sharded),
+            dealt=mesh.ep,
+            keys=mesh.cp if module.cp_config and module.cp_config.exchange == "gather" else 1,
+            param_dtype=dp.param_dtype,
+            reshard_after_forward=reshard,
+            offload=dp.cpu_offload and world_size > 1,
+            accumulates=micro_batches > 1 and not dp.reduce_each_microbatch,
+            **options,
+        )
+        for tensors, options in ranks
+    ]
+    return max(needs, key=lambda need: need.total)
+
+
+def _ranks_of(
+    pipeline: PipelineParallelConfig, counted: TrainingTensors, micro_batches: int
+) -> list[tuple[TrainingTensors, dict[str, Any]]]:
+    """Return the tensors of each rank of a pipeline, and what it keeps of a step."""
+    of_stages = spans(pipeline, counted.model)
+    timeline = Timeline(pipeline, micro_batches)
+    found = []
+    for rank in range(pipeline.degree):
+        own = [stage for stage in range(pipeline.stages) if pipeline.rank_of(stage) == rank]
+        borders = 2 * len(own) - (0 in own) - (pipeline.stages - 1 in own)
+        options = {
+            "alive": timeline.alive(rank, [len(layers) for layers in of_stages]),
+            "states": borders * micro_batches,
+        }
+        found.append((counted.of_stages([of_stages[stage] for stage in own]), options))
+    return found
 
 
 def _kept(

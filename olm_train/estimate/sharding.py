@@ -25,6 +25,7 @@ import torch
 from olm_data.config.convert import Config
 from olm_data.config.hints import PositiveInt
 from olm_data.counts import counted
+from olm_data.errors import UsageError
 from olm_train.distributed.world import World
 from olm_train.estimate.memory import TrainingTensors, memory_of_step
 from olm_train.model.config import DecoderConfig
@@ -99,7 +100,16 @@ def choose(
         module: its micro-batch, dtypes and optimiser count; of `dp_config` the dtypes.
         sequence_length: tokens of a row, the longest of the run.
         micro_batches: of a rank in a step.
+
+    Raises:
+        UsageError: the layers are cut over ranks.
     """
+    if module.pp_config is not None:
+        raise UsageError(
+            "parallel chooses for ranks that all have the whole model",
+            where="parallel",
+            fix="leave it out and set train_module.dp_config, or leave pp_config out",
+        )
     if machine.world_size == 1:
         return module.dp_config, [f"parallel: {goal}: one rank, nothing to share"]
 

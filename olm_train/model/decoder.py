@@ -79,6 +79,8 @@ class Decoder(nn.Module):
         contexts: Sequence[Any] | None = None,
         routing: Routing | None = None,
         reduce: Callable[[Head, Tensor], Any] = Head.logits,
+        layers: range | None = None,
+        states: Tensor | None = None,
     ) -> Any:
         """Predict the token after each token.
 
@@ -95,11 +97,14 @@ class Decoder(nn.Module):
             reduce: makes of the head and the normalised states [b, S, d_model] what is returned: a
                 loss that never holds all logits. Called inside the forward pass, where FSDP2 has
                 the head's weight gathered.
+            layers: to pass, those of a stage of a pipeline. None: all.
+            states: [b, S, d_model], what the layer before the first of them gave.
 
         Returns:
-            What `reduce` gives; by default logits [b, S, vocab_size] in the compute dtype. With
-            `routing` a pair of that and `Routed`, each tensor with the layers that have experts in
-            front, [layers, ...].
+            What `reduce` gives; by default logits [b, S, vocab_size] in the compute dtype. Where
+            `layers` leave out the last one, states. With `routing` a pair of that and `Routed`,
+            each tensor with the layers that have experts in front, [layers, ...]; zeros of those
+            left out, None if these are all.
 
         Raises:
             UsageError: the attention back-end cannot run here.
@@ -107,7 +112,10 @@ class Decoder(nn.Module):
         config = self.config
         if positions is None:
             positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        x = self.tap("embeddings", self._embed(input_ids, positions))  # [b, S, d_model]
+        layers = layers or range(config.n_layers)
+        if states is None:
+            states = self.tap("embeddings", self._embed(input_ids, positions))
+        x = states  # [b, S, d_model]
         ropes = {
             rope: rope and rope_table(positions, config.head_size, *rope, x.dtype)
             for rope in dict.fromkeys(config.ropes)
@@ -119,19 +127,24 @@ class Decoder(nn.Module):
             place = torch.arange(input_ids.shape[1], device=input_ids.device)
             within = positions if doc_start is None else place - doc_start
             contexts = Shifted.of(contexts, within > 0, config.head_size)
-        layers = zip(self.blocks, self._routes, config.ropes, contexts, strict=True)
+        parts = list(zip(self.blocks, self._routes, config.ropes, contexts, strict=True))
         routed = []
-        for block, routes, rope, context in layers:
+        for block, routes, rope, context in parts[layers.start : layers.stop]:
             if routing is None or not routes:
                 x = block(x, ropes[rope], context)
             else:
                 x, found = block(x, ropes[rope], context, routing=routing)
                 routed.append(found)
-        x = self.tap("norm", self.norm(x))
-        result = reduce(self.head(x.dtype), x)
+        result = x
+        if layers.stop == config.n_layers:
+            x = self.tap("norm", self.norm(x))
+            result = reduce(self.head(x.dtype), x)
         if routing is None:
             return result
-        return result, Routed(*map(torch.stack, zip(*routed, strict=True)))
+        if not routed:
+            return result, None
+        around = sum(self._routes[: layers.start]), sum(self._routes[layers.stop :])
+        return result, Routed(*(_padded(each, *around) for each in zip(*routed, strict=True)))
 
     def contexts(
         self,
@@ -207,6 +220,12 @@ class Decoder(nn.Module):
         if self.position_embeddings is not None:
             x = x + self.position_embeddings(positions)
         return x if self.compute_dtype is None else x.to(self.compute_dtype)
+
+
+def _padded(tensors: Sequence[Tensor], before: int, after: int) -> Tensor:
+    """Stack tensors, with zeros of as many others before and after them."""
+    none = torch.zeros_like(tensors[0])
+    return torch.stack([*[none] * before, *tensors, *[none] * after])
 
 
 def build_decoder(config: DecoderConfig, **factory: Any) -> Decoder:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from olm_data.config.hints import PositiveFloat
 from olm_data.errors import UsageError
 from olm_train.optim.base import OptimConfig
-from olm_train.optim.groups import ParamGroup
+from olm_train.optim.groups import ParamGroup, device_of
 from olm_train.optim.half import DTYPES, HalfAdam, HalfAdamW, MomentDtype
 from olm_train.stability.spikes import SkipStepOptions, StepGuard
 
@@ -38,7 +38,7 @@ class _AdamConfig(OptimConfig):
     group_options = ("betas", "eps")
 
     def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Optimizer:
-        device = groups[0]["params"][0].device.type
+        device = device_of(groups).type
         fused = device in FUSED_DEVICES if self.fused is None else self.fused
         dtype = DTYPES[self.dtype]
         kind = self.kind if dtype is torch.float32 else self.half
@@ -89,7 +89,7 @@ class SkipStepAdamWConfig(SkipStepOptions, _AdamConfig):
 
     def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Optimizer:
         optimizer = super()._build(model, groups)
-        guard = StepGuard(self, groups[0]["params"][0].device)
+        guard = StepGuard(self, device_of(groups))
         optimizer.guard = guard  # type: ignore[attr-defined]
         optimizer.register_step_pre_hook(_ask_guard)
         return optimizer
@@ -97,6 +97,6 @@ class SkipStepAdamWConfig(SkipStepOptions, _AdamConfig):
 
 def _ask_guard(optimizer: Any, *_: object) -> None:
     """Hand what the guard has decided to the kernel, whoever takes the step."""
-    place = optimizer.param_groups[0]["params"][0].device  # the host with cpu_offload
+    place = device_of(optimizer.param_groups)  # the host with cpu_offload
     optimizer.found_inf = optimizer.guard.skipped().to(place)
     optimizer.grad_scale = None

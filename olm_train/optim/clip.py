@@ -10,10 +10,17 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from olm_train.optim.averaging import local
+
 OWN = "max_grad_norm"
 
 
-def clip_gradients(optimizer: Optimizer, norm: Tensor, max_grad_norm: float | None) -> None:
+def clip_gradients(
+    optimizer: Optimizer,
+    norm: Tensor,
+    max_grad_norm: float | None,
+    stages: dist.ProcessGroup | None = None,
+) -> None:
     """Scale gradients down to their limits.
 
     Args:
@@ -21,13 +28,14 @@ def clip_gradients(optimizer: Optimizer, norm: Tensor, max_grad_norm: float | No
             norm, and count in no other.
         norm: 2-norm of all gradients together, of the global batch.
         max_grad_norm: limit of all that has none of its own; None: no limit.
+        stages: see `total_norm`.
     """
     own = [group for group in optimizer.param_groups if OWN in group]
     rest = [p for g in optimizer.param_groups if OWN not in g for p in g["params"]]
     for group in own:
-        _clip(group["params"], group[OWN], total_norm(group["params"]))
+        _clip(group["params"], group[OWN], total_norm(group["params"], stages))
     if max_grad_norm is not None:
-        _clip(rest, max_grad_norm, total_norm(rest) if own else norm)
+        _clip(rest, max_grad_norm, total_norm(rest, stages) if own else norm)
 
 
 def _clip(parameters: Iterable[Tensor], limit: float, norm: Tensor) -> None:
@@ -35,13 +43,21 @@ def _clip(parameters: Iterable[Tensor], limit: float, norm: Tensor) -> None:
         torch.nn.utils.clip_grads_with_norm_(alike, limit, norm)
 
 
-def total_norm(parameters: Iterable[Tensor]) -> Tensor:
-    """Return the 2-norm of the gradients of parameters, whole or sharded, together."""
+def total_norm(parameters: Iterable[Tensor], stages: dist.ProcessGroup | None = None) -> Tensor:
+    """Return the 2-norm of the gradients of parameters, whole or sharded, together.
+
+    Args:
+        stages: ranks that have other parameters; None: this one has all, or parts of all.
+    """
     gradients = [p.grad for p in parameters if p.grad is not None]
     kinds = by_mesh(gradients)
-    if not any(_shards(kind[0]) > 1 for kind in kinds):
+    if stages is None and not any(_shards(kind[0]) > 1 for kind in kinds):
         return torch.nn.utils.get_total_norm(gradients)
-    return torch.stack([_sum_of_squares(kind) for kind in kinds]).sum().sqrt()
+    squares = [_sum_of_squares(kind) for kind in kinds]
+    total = torch.stack(squares).sum() if squares else torch.zeros(())
+    if stages is not None:
+        total = _gathered_sum(total, stages)
+    return total.sqrt()
 
 
 def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
@@ -65,17 +81,18 @@ def _sum_of_squares(gradients: list[Tensor]) -> Tensor:
 
     One exchange after another, and sums in the order of ranks: the same bits on each rank.
     """
-    first = gradients[0]
-    assert isinstance(first, DTensor)
-    own = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
+    first, own = gradients[0], [local(gradient) for gradient in gradients]
     total = torch.nn.utils.get_total_norm(own).square()
-    for dim, placement in enumerate(first.placements):
-        if placement.is_shard():
-            parts = total.new_empty(first.device_mesh.size(dim))
-            group = first.device_mesh.get_group(dim)
-            dist.all_gather_single(parts, total.reshape(1), group=group)
-            total = parts.sum()
+    for dim, placement in enumerate(first.placements if isinstance(first, DTensor) else ()):
+        if isinstance(first, DTensor) and placement.is_shard():
+            total = _gathered_sum(total, first.device_mesh.get_group(dim))
     return total
+
+
+def _gathered_sum(total: Tensor, group: dist.ProcessGroup) -> Tensor:
+    parts = total.new_empty(group.size())
+    dist.all_gather_single(parts, total.reshape(1), group=group)
+    return parts.sum()
 
 
 def as_scalar(norm: Tensor) -> Tensor:

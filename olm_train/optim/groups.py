@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 
 from olm_data.config.convert import Config
@@ -87,6 +88,14 @@ def parameter_groups(
     groups = [group for group in groups if group["params"]]
     check_claims(model, groups)
     return groups
+
+
+def device_of(groups: Sequence[ParamGroup]) -> torch.device:
+    """Return the device of the parameters; "meta" have those of other ranks, if not all."""
+    devices: list[torch.device] = [
+        parameter.device for group in groups for parameter in group["params"]
+    ]
+    return next((device for device in devices if device.type != "meta"), devices[0])
 
 
 def check_claims(model: nn.Module, groups: list[ParamGroup]) -> None:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from olm_data.config.hints import NonNegativeFloat
 from olm_train.optim.base import Decay, OptimConfig
-from olm_train.optim.groups import ParamGroup
+from olm_train.optim.groups import ParamGroup, device_of
 from olm_train.optim.half import DTYPES, MomentDtype, Rounding, numbered
 from olm_train.stability.spikes import SkipStepOptions, StepGuard
 
@@ -87,5 +87,5 @@ class SkipStepLionConfig(SkipStepOptions, LionConfig):
 
     def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Lion:
         optimizer = super()._build(model, groups)
-        optimizer.guard = StepGuard(self, groups[0]["params"][0].device)
+        optimizer.guard = StepGuard(self, device_of(groups))
         return optimizer

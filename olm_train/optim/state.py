@@ -101,17 +101,23 @@ class OptimizerState:
                 fix="keep it as tensors, numbers or text, in lists or mappings, in "
                 "optimizer.state[parameter] or in the optimiser's groups",
             )
-        self._refuse_differences(world.gather((values, groups)))
+        self._refuse_differences(world.gather(([*names.values()], values, groups)))
         return OptimizerRecord(class_name=class_name(self.optimizer), groups=groups)
 
-    def _refuse_differences(self, by_rank: Sequence[tuple[dict[str, RecordedValue], Any]]) -> None:
-        first, options = by_rank[0]
-        for rank, (values, groups) in enumerate(by_rank):
+    def _refuse_differences(
+        self, by_rank: Sequence[tuple[list[str], dict[str, RecordedValue], Any]]
+    ) -> None:
+        """Compare each rank with the first one that has the same parameters, and groups of all."""
+        options, firsts = by_rank[0][2], dict[tuple[str, ...], int]()
+        for rank, (held, values, groups) in enumerate(by_rank):
+            other = firsts.setdefault(tuple(held), rank)
+            first = by_rank[other][1]
             names = [name for name in first | values if first.get(name) != values.get(name)]
             if names or groups != options:
                 raise UsageError(
                     f"the optimiser {class_name(self.optimizer)} keeps values that differ between "
-                    f"rank 0 and rank {rank}: {_listed(names or ['options of its groups'])}",
+                    f"rank {other if names else 0} and rank {rank}: "
+                    f"{_listed(names or ['options of its groups'])}",
                     why="a checkpoint holds one value for all ranks",
                     fix="reduce them over the ranks, or keep them in tensors cut as the weights",
                 )

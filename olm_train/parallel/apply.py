@@ -49,8 +49,10 @@ def parallelize(
     config: DataParallelConfig,
     world: World,
     *,
+    pp: int = 1,
     cp: int = 1,
     ep: int = 1,
+    stages: Sequence[Any] = (),
     checkpointing: ActivationCheckpointingConfig | None = None,
     compiling: CompileConfig | None = None,
     float8: Float8Config | None = None,
@@ -60,7 +62,8 @@ def parallelize(
     `checkpointing`, `compiling` and `float8` change its blocks; None: not at all. Its parameters
     are sharded in place or left whole, and put on the device; what they hold there is undefined.
     `cp` ranks share a micro-batch: the weights are cut over them too. Experts are dealt to `ep`
-    ranks.
+    ranks. Of a pipeline of `pp` ranks the model has the layers of its `stages`, which are what is
+    called then.
 
     Returns:
         The module to call: DDP's wrapper with ddp, else `model` itself.
@@ -69,12 +72,13 @@ def parallelize(
         UsageError: the configuration does not fit the world or the model, or the attention back-end
             cannot train here.
     """
-    mesh = config.mesh(world.size, world.nodes, cp=cp, ep=ep)
-    if mesh.size == 1 and config.cpu_offload:
+    mesh = config.mesh(world.size, world.nodes, pp=pp, cp=cp, ep=ep)
+    wraps = mesh.degree(*CUT.gradients) > 1
+    if not wraps and config.cpu_offload:
         raise UsageError(
             "dp_config.cpu_offload has no effect on one rank, where nothing is wrapped",
             where="train_module.dp_config.cpu_offload",
-            fix="start at least two ranks, or leave it out",
+            fix="start at least two ranks for the same layers, or leave it out",
         )
     model.compute_dtype = DTYPES[config.param_dtype]
     model.require_attention(world.device, model.compute_dtype, training=True)
@@ -90,12 +94,15 @@ def parallelize(
         float8.apply(model, world.device, model.compute_dtype)
     checkpointing = checkpointing or ActivationCheckpointingConfig()
     checkpointing.check(compiling=compiling is not None)
-    checkpointing.apply(model.blocks)
+    roots = stages or [model]
+    for root in roots:
+        checkpointing.apply(root.blocks)
     if compiling is not None:
         # An exchange between ranks stays outside the graphs: its order must be that of the calls.
         compiling = replace(compiling, fullgraph=compiling.fullgraph and cp == ep == 1)
-        compiling.apply(model.blocks, checkpointing)
-    if mesh.size > 1 and config.shards:
+        for root in roots:
+            compiling.apply(root.blocks, checkpointing)
+    if wraps and config.shards:
         policy = MixedPrecisionPolicy(
             param_dtype=DTYPES[config.param_dtype],
             reduce_dtype=DTYPES[config.reduce_dtype],
@@ -103,13 +110,15 @@ def parallelize(
             cast_forward_inputs=False,
         )
         cut = deal_experts(model, mesh, world) if ep > 1 else None
-        _fully_shard(model, model.blocks, policy, config, _device_mesh(mesh, world), cut)
-        _prefetch(model.blocks, config.prefetch_factor)
+        ranks = _device_mesh(mesh, world)
+        for root in roots:
+            _fully_shard(root, root.blocks, policy, config, ranks, cut)
+            _prefetch(root.blocks, config.prefetch_factor)
     model.to_empty(device="cpu" if config.cpu_offload else world.device)
     for module in model.modules():  # FSDP2 offloads parameters alone
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(world.device))
-    if mesh.size > 1 and not config.shards:
+    if wraps and not config.shards:
         return _replicate(model, world)
     return model
 
@@ -206,11 +215,15 @@ def _fully_shard(
 
 def _device_mesh(mesh: Mesh, world: World) -> DeviceMesh:
     """Return torch's mesh of the axes that weights are cut over, as one, and of their copies if
-    there are any: FSDP2 cuts over the last dimension, and keeps copies along one before it."""
+    there are any: FSDP2 cuts over the last dimension, and keeps copies along one before it. Of a
+    pipeline it is that of the ranks with the same layers."""
     sizes = {"dp_replicate": mesh.degree(*CUT.copies), "dp_shard": mesh.degree(*CUT.sharded)}
     axes = tuple(axis for axis, size in sizes.items() if axis == "dp_shard" or size > 1)
     shape = tuple(sizes[axis] for axis in axes)
-    return init_device_mesh(world.device.type, shape, mesh_dim_names=axes)
+    if mesh.pp == 1:
+        return init_device_mesh(world.device.type, shape, mesh_dim_names=axes)
+    ranks = init_device_mesh(world.device.type, (mesh.pp, *shape), mesh_dim_names=("pp", *axes))
+    return ranks[axes]
 
 
 def _sum_gradients(model: nn.Module) -> None:

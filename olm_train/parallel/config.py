@@ -1,6 +1,6 @@
 """How ranks share the work: the options of parallelism, checked before anything is built.
 
-    dp_config, cp_config, ep_config of train.yaml -> mesh(world) -> apply.parallelize
+    dp_config, pp_config, cp_config, ep_config of train.yaml -> mesh(world) -> apply.parallelize
 
 Pure: no process group, no device. Names are those of OLMo-core.
 """
@@ -16,10 +16,14 @@ from msgspec import Meta
 
 from olm_data.config.convert import Config
 from olm_data.config.hints import Needs, NonNegativeInt, PositiveInt
+from olm_data.counts import counted
 from olm_data.errors import UsageError
 from olm_train.parallel.mesh import CUT, Mesh, divisors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "dualpipev"]
+V_SHAPED = ("zero_bubble", "dualpipev")
+"""The first rank has the first and the last stage."""
 
 
 class DataParallelType(StrEnum):
@@ -36,11 +40,72 @@ class DataParallelType(StrEnum):
 _SHARDED = Needs("name", unless=DataParallelType.ddp)
 _REPLICAS = Needs("name", value=DataParallelType.hsdp)
 _CALLED = {
+    "pp": "train_module.pp_config.degree",
     "dp_replicate": "train_module.dp_config.num_replicas",
     "dp_shard": "train_module.dp_config.shard_degree",
     "cp": "train_module.cp_config.degree",
     "ep": "train_module.ep_config.degree",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineParallelConfig(Config):
+    """Ranks that have other layers, for models whose weights one machine cannot hold.
+
+    Attributes:
+        degree: ranks that the layers are cut over, and that read the same rows; a divisor of the
+            run's. Those of a stage are neighbours: stages are spread over machines first.
+        schedule: in which order the ranks take the micro-batches of a step: gpipe, 1f1b; with two
+            stages a rank interleaved_1f1b, zero_bubble (ZB-V) and dualpipev, see
+            [schedules](../how-to/train-many-layers.md#schedules).
+        split_points: first layer of each stage but the first, ascending, counted from 0; default:
+            stages of about as many FLOPs. With interleaved_1f1b they may make more stages, a
+            multiple of `degree`.
+    """
+
+    degree: Annotated[int, Meta(ge=2)]
+    schedule: PipelineSchedule = "1f1b"
+    split_points: list[PositiveInt] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        points, degree = self.split_points, self.degree
+        if points is None:
+            return
+        stages, where = len(points) + 1, "train_module.pp_config.split_points"
+        if sorted({*points}) != points:
+            raise UsageError(f"{points} do not ascend", where=where, fix="give first layers")
+        looped = self.schedule == "interleaved_1f1b" and stages % degree == 0 and stages > degree
+        if not looped and stages != (default := degree * self.stages_of_a_rank):
+            raise UsageError(
+                f"{counted(len(points), 'split point')} make {counted(stages, 'stage')}; "
+                f"{degree} ranks have {default} with the schedule {self.schedule}",
+                where=where,
+                fix=f"give {default - 1}, or leave them out",
+            )
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        if self.split_points is not None:
+            return len(self.split_points) + 1
+        return self.degree * self.stages_of_a_rank
+
+    @property
+    def stages_of_a_rank(self) -> int:
+        """How many a rank has, unless split points say otherwise."""
+        return 1 if self.schedule in ("gpipe", "1f1b") else 2
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are computed later than those of activations."""
+        return self.schedule in V_SHAPED
+
+    def rank_of(self, stage: int) -> int:
+        """Return which of the ranks has a stage."""
+        if self.schedule in V_SHAPED:
+            return min(stage, self.stages - 1 - stage)
+        return stage % self.degree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,20 +178,23 @@ class DataParallelConfig(Config):
         """Whether the weights are cut at all."""
         return self.name is not DataParallelType.ddp
 
-    def mesh(self, world_size: int, nodes: int = 1, *, cp: int = 1, ep: int = 1) -> Mesh:
+    def mesh(
+        self, world_size: int, nodes: int = 1, *, pp: int = 1, cp: int = 1, ep: int = 1
+    ) -> Mesh:
         """Return which rank of a run does what.
 
         Args:
             world_size: ranks of the run.
             nodes: machines they are on, as many on each.
+            pp: ranks that have other layers.
             cp: ranks that share a micro-batch.
             ep: ranks that the experts are dealt to.
 
         Raises:
-            UsageError: `cp` or `ep` does not fit the ranks or this configuration, or its degrees do
-                not fit more than one.
+            UsageError: `pp`, `cp` or `ep` does not fit the ranks or this configuration, or its
+                degrees do not fit more than one.
         """
-        if world_size == cp == ep == 1:
+        if world_size == pp == cp == ep == 1:
             return Mesh()
         if ep > 1:
             self._require_dealt()
@@ -134,10 +202,13 @@ class DataParallelConfig(Config):
         if self.name is not DataParallelType.hsdp:
             replicas, shards = (1, None) if self.shards else (None, 1)
         elif replicas is None and shards is None:
-            replicas = nodes
+            replicas = max(1, nodes // pp)
+        degrees = {"pp": pp, "cp": cp, "ep": ep}
         mesh = Mesh.over(
-            world_size, dp_replicate=replicas, dp_shard=shards, cp=cp, ep=ep, called=_CALLED
+            world_size, dp_replicate=replicas, dp_shard=shards, called=_CALLED, **degrees
         )
+        if pp > 1:
+            self._require_staged(mesh)
         keep, cut = self.reshard_after_forward, mesh.degree(*CUT.sharded)
         if not isinstance(keep, bool) and cut % keep:
             raise UsageError(
@@ -147,6 +218,22 @@ class DataParallelConfig(Config):
                 fix=f"one of {', '.join(map(str, divisors(cut)[1:]))}, true or false",
             )
         return mesh
+
+    def _require_staged(self, mesh: Mesh) -> None:
+        """Refuse what does not go with layers that are cut over ranks."""
+        if not self.shards and mesh.dp_replicate > 1:
+            raise UsageError(
+                "ddp reduces gradients in the backward pass of a whole model, and pp_config cuts "
+                "it into stages",
+                where="train_module.dp_config.name",
+                fix="set it to fsdp; or to hsdp with shard_degree: 1, which keeps copies as well",
+            )
+        if self.reduce_each_microbatch:
+            raise UsageError(
+                "with pp_config gradients are reduced once, after the last micro-batch of a stage",
+                where="train_module.dp_config.reduce_each_microbatch",
+                fix="leave one of the two out",
+            )
 
     def _require_dealt(self) -> None:
         """Refuse what does not go with experts that are dealt to ranks."""

@@ -100,10 +100,12 @@ def deal_experts(
     )
 
     require_dealable(model, mesh)
-    sizes = {axis: mesh.degree(axis) for axis in ("dp_replicate", *EXPERT.sharded, "ep")}
-    axes = tuple(axis for axis, size in sizes.items() if axis != "dp_replicate" or size > 1)
+    sizes = {axis: mesh.degree(axis) for axis in ("pp", "dp_replicate", *EXPERT.sharded, "ep")}
+    optional = ("pp", "dp_replicate")
+    axes = tuple(axis for axis, size in sizes.items() if axis not in optional or size > 1)
     shape = tuple(sizes[axis] for axis in axes)
     ranks = init_device_mesh(world.device.type, shape, mesh_dim_names=axes)
+    axes = tuple(axis for axis in axes if axis != "pp")
     for mixture in model.modules():
         if not isinstance(mixture, MixtureOfExperts):
             continue

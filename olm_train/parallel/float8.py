@@ -75,7 +75,8 @@ class Float8Config(Config):
             )
         chosen = Chosen(self.ao_recipe, {}, {})
         last = len(model.blocks) - 1
-        for number, block in enumerate(model.blocks):
+        blocks = {n: block for n, block in enumerate(model.blocks) if block is not None}  # here
+        for number, block in blocks.items():
             for name, layer in block.named_modules():
                 if isinstance(layer, Experts):
                     chosen.leave("experts", name)
@@ -87,7 +88,7 @@ class Float8Config(Config):
                     chosen.leave(f"with sizes that are no multiples of {self.multiple}", name)
                 else:
                     chosen.converted[f"blocks.{number}.{name}"] = layer
-        if not chosen.converted:
+        if not chosen.converted and len(blocks) > last:
             raise UsageError(
                 f"float8_config converts none of the model's linear layers: {chosen.rest}",
                 where=PLACE,

@@ -62,6 +62,7 @@ from olm_train.model.init import RULE
 from olm_train.model.presets import depth_fields, preset_fields
 from olm_train.model.upcycle import begun_feed_forward, refuse_unequal
 from olm_train.parallel.mesh import Place
+from olm_train.parallel.stages import require_micro_batches
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
 from olm_train.trainer import Trainer
@@ -302,12 +303,12 @@ class RunConfig(Config):
             )
         return config
 
-    def most_micro_batches(self, readers: int) -> int:
-        """Return the micro-batches of a rank in the largest step, where so many read others."""
+    def micro_batches(self, readers: int) -> list[int]:
+        """Return those of a rank in steps of each size, where so many read others."""
         scheduler = self.trainer.callbacks.batch_size_scheduler
         sizes = scheduler.batch_sizes if scheduler is not None and scheduler.enabled else []
-        largest = max(self.data_loader.global_batch_size, *sizes, 0)
-        return largest // (self.train_module.rank_microbatch_size * readers)
+        unit = self.train_module.rank_microbatch_size * readers
+        return [size // unit for size in (self.data_loader.global_batch_size, *sizes)]
 
     @property
     def dealing(self) -> Dealing | None:
@@ -331,8 +332,8 @@ class RunConfig(Config):
             module,
             machine,
             sequence_length=Lock.read(self.data_loader.mixture).sequence_length,
-            micro_batches=self.most_micro_batches(
-                module.mesh(machine.world_size, machine.nodes).place(0).readers
+            micro_batches=max(
+                self.micro_batches(module.mesh(machine.world_size, machine.nodes).place(0).readers)
             ),
         )
         module = replace(module, dp_config=dp_config)
@@ -346,7 +347,9 @@ class RunConfig(Config):
         """
         config = self.on_device(Capability.of(world.device))[0].fitted(Machine.of(world))[0]
         mesh = config.train_module.mesh(world.size, world.nodes)
-        world = replace(world, sharers=mesh.cp)
+        world = replace(world, sharers=mesh.cp, stages=mesh.pp)
+        if (pipeline := config.train_module.pp_config) is not None:
+            require_micro_batches(pipeline, *config.micro_batches(world.readers))
         loader = config.data_loader.build(
             rank_microbatch_size=config.train_module.rank_microbatch_size,
             world=world,

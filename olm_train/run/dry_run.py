@@ -39,6 +39,8 @@ from olm_train.parallel.config import DTYPES
 from olm_train.parallel.context import require_tokens_alone
 from olm_train.parallel.expert import require_dealable
 from olm_train.parallel.mesh import Mesh
+from olm_train.parallel.pipeline import require_stages, require_undivided
+from olm_train.parallel.stages import Timeline, require_micro_batches, shares, spans
 from olm_train.run.config import RunConfig
 
 SHOWN_ROWS = 2
@@ -73,8 +75,13 @@ def describe(
     config, why = config.fitted(Machine(world_size=world_size, nodes=nodes, memory=plan.gpu.memory))
     microbatch = config.train_module.rank_microbatch_size
     mesh = config.train_module.mesh(world_size, nodes)
-    if mesh.cp > 1 or mesh.ep > 1:
+    pipeline = config.train_module.pp_config
+    if mesh.pp > 1 or mesh.cp > 1 or mesh.ep > 1:
         decoder = build_decoder(config.model, device="meta")
+        if pipeline is not None:
+            require_micro_batches(pipeline, *config.micro_batches(mesh.place(0).readers))
+            require_stages(pipeline, decoder)
+            require_undivided(config.train_module, world_size)
         if (context := config.train_module.cp_config) is not None:
             require_tokens_alone(context, decoder)
         if mesh.ep > 1:
@@ -94,6 +101,7 @@ def describe(
             "configuration": [yaml.safe_dump(config.as_dict(), sort_keys=False).rstrip()],
             "mixture": _mixture(loader.lock),
             "schedule": _schedule(config, loader, mesh),
+            "pipeline": _pipeline(config, loader),
             "model": _model(config, loader, world_size, plan),
             "device": [*_chosen(chosen, plan), _threads(config), *here],
             "memory of a rank": [*_memory(config, loader, world_size, nodes, plan), *why],
@@ -153,7 +161,8 @@ def _schedule(config: RunConfig, loader: DataLoader, mesh: Mesh) -> Iterator[str
         if len(of_one_size) > 1:
             when = f"steps {steps.start + 1:,} to {steps.stop:,}, {size:,} tokens each"
         micro = size // (module.rank_microbatch_size * loader.world_size)
-        shared = f", {mesh.cp} to a micro-batch," if mesh.cp > 1 else ""
+        shared = f", {mesh.pp} to the layers," if mesh.pp > 1 else ""
+        shared += f"{'' if shared else ','} {mesh.cp} to a micro-batch," if mesh.cp > 1 else ""
         shared += f"{'' if shared else ','} experts dealt to {mesh.ep}," if mesh.ep > 1 else ""
         batches = f"{micro} micro-batch{'es' * (micro > 1)} of"
         yield (
@@ -185,6 +194,29 @@ def _schedule(config: RunConfig, loader: DataLoader, mesh: Mesh) -> Iterator[str
         growth = loader.batch_sizes.growth(step - 1)
         lr = module.optim.lr * factor(step) * module.lr_batch_scaling.factor(growth)
         yield f"lr at step {step:>{len(str(max_steps))}}: {lr:.3e}"
+
+
+def _pipeline(config: RunConfig, loader: DataLoader) -> Iterator[str]:
+    pipeline = config.train_module.pp_config
+    if pipeline is None:
+        return
+    layers, parts = spans(pipeline, config.model), shares(pipeline, config.model)
+    for stage, (span, share) in enumerate(zip(layers, parts, strict=True)):
+        ends = "embeddings, " * (stage == 0), ", head" * (stage == pipeline.stages - 1)
+        which = (
+            f"layers {span.start} to {span.stop - 1}" if len(span) > 1 else f"layer {span.start}"
+        )
+        yield (
+            f"stage {stage} on rank {pipeline.rank_of(stage)} of {pipeline.degree}: "
+            f"{ends[0]}{which}{ends[1]}: {share:.1%} of the FLOPs"
+        )
+    micro_batches = max(config.micro_batches(loader.world_size))
+    timeline = Timeline(pipeline, micro_batches)
+    yield (
+        f"{pipeline.schedule}, {micro_batches} micro-batches: a rank waits {timeline.bubble:.1%} "
+        "of a step, where all stages take as long"
+    )
+    yield from timeline.picture()
 
 
 def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -> Iterator[str]:
@@ -241,7 +273,7 @@ def _memory(
         sequence_length=loader.lock.sequence_length,
         world_size=world_size,
         nodes=nodes,
-        micro_batches=config.most_micro_batches(loader.world_size),
+        micro_batches=max(config.micro_batches(loader.world_size)),
     )
     unit, scale = ("GB", 1e9) if memory.total >= 1e9 else ("MB", 1e6)
     sizes = {**memory.by_component(), "total": memory.total}
@@ -264,7 +296,7 @@ def _traffic(config: RunConfig, loader: DataLoader, world_size: int, nodes: int)
         config.train_module,
         world_size=world_size,
         nodes=nodes,
-        micro_batches=config.most_micro_batches(loader.world_size),
+        micro_batches=max(config.micro_batches(loader.world_size)),
     )
     rows = [[axis, f"{amount / 1e6:,.4g}", "MB a step"] for axis, amount in sent.items()]
     yield from aligned(rows, left=(0, 2))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 from torch.nn.parallel import DistributedDataParallel
@@ -60,6 +60,8 @@ class SamplesCallback(EvaluationSteps):
         eval_on_startup: also before the first step.
         eval_on_finish: also after the last step.
     """
+
+    whole_model: ClassVar[bool] = True
 
     prompts: Annotated[list[str], Meta(min_length=1)]
     max_new_tokens: PositiveInt = 64

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -184,6 +184,8 @@ class GAPMonitorCallback(Callback):
         dump_gradients_step_interval: steps from one to the next.
         dump_gradients_save_first_n: keep this many entries of each dimension; default: all.
     """
+
+    whole_model: ClassVar[bool] = True
 
     enabled: bool = True
     monitor: bool | None = None

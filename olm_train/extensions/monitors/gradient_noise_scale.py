@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import torch
@@ -64,6 +64,8 @@ class GradientNoiseScaleCallback(Callback):
         interval: steps from one sample to the next.
         smoothing: what the averages keep of themselves at a sample.
     """
+
+    whole_model: ClassVar[bool] = True
 
     enabled: bool = True
     interval: PositiveInt = 1

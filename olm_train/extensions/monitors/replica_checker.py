@@ -97,11 +97,12 @@ def odd_ranks(all_ranks: Sequence[Mapping[str, Piece]]) -> list[str]:
         all_ranks: `digests` of each rank, by rank.
     """
     problems = []
-    for name in all_ranks[0]:
+    for name in dict.fromkeys(name for found in all_ranks for name in found):
         holders: dict[tuple[int, ...], dict[int, int]] = {}
         for rank, found in enumerate(all_ranks):
-            place, total = found[name]
-            holders.setdefault(place, {})[rank] = total
+            if name in found:  # or in another stage of a pipeline
+                place, total = found[name]
+                holders.setdefault(place, {})[rank] = total
         for totals in holders.values():
             (usual, most), *others = Counter(totals.values()).most_common()
             if not others:
