@@ -25,7 +25,7 @@ from olm_data.run_log.metric_names import (
     Z_LOSS,
 )
 from olm_train.data.batch import AnyBatch, Batch, check_ids
-from olm_train.data.dealing import Dealing, Share, digest_of
+from olm_train.data.dealing import Dealing, Share, Slice, digest_of
 from olm_train.distributed.world import World
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.flops import attention_pairs, num_flops_per_token
@@ -39,11 +39,12 @@ from olm_train.model.init import init_parameters
 from olm_train.model.loss import LossSums, count_valid
 from olm_train.model.loss_chunked import by_label_chunked, with_labels
 from olm_train.model.loss_config import CHUNK_SIZE
-from olm_train.model.shards import assign
+from olm_train.model.shards import assign, like, shown_by_block
 from olm_train.model.weights_folder import kept
 from olm_train.optim.state import make_room, state_of
 from olm_train.parallel.apply import parallelize, reshard
-from olm_train.parallel.context import ContextParallel
+from olm_train.parallel.context import ContextParallel, require_same_rows
+from olm_train.parallel.tensor import TensorParallel
 from olm_train.stability.gate import FiniteGate
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
@@ -88,7 +89,7 @@ class TransformerTrainModule(GradientStep):
         shape, config, _ = resolve(shape, config, Capability.of(world.device))
         compiling = config.compile_model is True
         mesh = config.mesh(world.size, world.nodes)
-        world = replace(world, sharers=mesh.cp)
+        world = replace(world, sharers=config.sharers)
         self.config, self.seed, self.world = config, seed, world
         self._has_weights = False
         torch.set_float32_matmul_precision(config.float32_matmul_precision)
@@ -101,13 +102,18 @@ class TransformerTrainModule(GradientStep):
         self._context: ContextParallel | None = None
         if config.cp_config is not None:
             self._context = ContextParallel(config.cp_config, self.model, mesh, world)
-        self._compared = self._context is None
+        self._tensor: TensorParallel | None = None
+        if config.tp_config is not None:
+            self._tensor = TensorParallel(self.model, self.loss, mesh, world)
+            self._loss = self._tensor.loss
+        self._compared = world.sharers == 1
         self._forward = parallelize(
             self.model,
             config.dp_config,
             world,
             cp=mesh.cp,
             ep=mesh.ep,
+            tensor=self._tensor,
             checkpointing=config.ac_config,
             compiling=config.compile_config if compiling else None,
         )
@@ -187,15 +193,17 @@ class TransformerTrainModule(GradientStep):
 
     def _shares(self, batches: Sequence[Batch | AnyBatch]) -> list[Batch]:
         """Return the micro-batches on the device; where ranks share them, this one's tokens."""
-        context = self._context
-        if context is None:
-            return [self._batch(batch) for batch in batches]
-        deal = Dealing(context.config.degree, self.model.config.windows)
-        whole = [self._batch(deal(Batch.of(batch))) for batch in batches]
+        found, context, tensor = [Batch.of(batch) for batch in batches], self._context, self._tensor
+        if context is not None:
+            deal = Dealing(context.config.degree, self.model.config.windows)
+            found = [deal(batch) for batch in found]
+        found = [self._batch(batch) for batch in found]
         if not self._compared:
-            context.require_same_rows(digest_of(whole))
+            require_same_rows(digest_of(found), self.world)
             self._compared = True
-        return [Share.take(batch, context.rank, self._contexts) for batch in whole]
+        if context is not None:
+            found = [Share.take(batch, context.rank, self._contexts) for batch in found]
+        return found if tensor is None else [tensor.slice(batch) for batch in found]
 
     def _contexts(self, share: Share) -> Sequence[Any]:
         assert self._context is not None
@@ -205,6 +213,9 @@ class TransformerTrainModule(GradientStep):
         )
 
     def _watched(self, batch: Batch, by_label: Tensor) -> tuple[Batch, Tensor]:
+        if self._tensor is not None and isinstance(batch, Slice):
+            by_label = self._tensor.ranks.collect(by_label.view_as(batch.labels))().flatten()
+            batch = batch.whole
         if self._context is None or not isinstance(batch, Share):
             return batch, by_label
         exchange = self._context.exchange(batch.places, batch.whole.input_ids.shape)
@@ -232,15 +243,21 @@ class TransformerTrainModule(GradientStep):
         Returns:
             fp32 [b, S] on the device, in nats; 0 where a label is ignored.
         """
-        here = self._batch(batch)
+        here, tensor = self._batch(batch), self._tensor
         chunk_size = self.loss.chunk_size
         if fp32_logits:
             chunk_size = min(chunk_size or FP32_CHUNK, FP32_CHUNK)
         by_label = partial(
-            by_label_chunked, labels=here.labels, chunk_size=chunk_size, fp32_logits=fp32_logits
+            by_label_chunked if tensor is None else tensor.by_label,
+            chunk_size=chunk_size,
+            fp32_logits=fp32_logits,
         )
-        losses: Tensor = self._reduce(here, by_label)
-        return losses
+
+        def losses(batch: Batch) -> Tensor:
+            found: Tensor = self._reduce(batch, partial(by_label, labels=batch.labels))
+            return found
+
+        return losses(here) if tensor is None else tensor.in_turn(here, losses)
 
     def eval_batch(self, batch: Batch | AnyBatch) -> tuple[Tensor, Tensor]:
         """Loss of this rank's batch without a step.
@@ -264,8 +281,13 @@ class TransformerTrainModule(GradientStep):
         reshard(self.model)
         guard = {} if self._guard is None else self._guard.state()
         return {
-            "model": {name: value.data for name, value in kept(self.model)},
-            "optim": state_of(self.model, self.optimizer) | guard,
+            "model": {
+                name: shown_by_block(like(value.data, value)) for name, value in kept(self.model)
+            },
+            "optim": {
+                name: shown_by_block(value) if isinstance(value, Tensor) else value
+                for name, value in (state_of(self.model, self.optimizer) | guard).items()
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:

@@ -21,6 +21,7 @@ from olm_train.parallel.config import (
     ContextParallelConfig,
     DataParallelConfig,
     ExpertParallelConfig,
+    TensorParallelConfig,
 )
 from olm_train.parallel.mesh import Mesh
 from olm_train.stability.gate import NonFinite
@@ -32,7 +33,8 @@ class TransformerTrainModuleConfig(Config):
 
     Attributes:
         rank_microbatch_size: tokens a rank takes through forward and backward at once; a multiple
-            of the mixture's sequence length. With cp_config its `degree` ranks together.
+            of the mixture's sequence length. With cp_config and tp_config their `degree` ranks
+            together.
         optim: the optimiser.
         scheduler: learning-rate schedule; default: the peak rate throughout.
         lr_batch_scaling: how the learning rate grows with the batch of a [batch-size
@@ -42,6 +44,8 @@ class TransformerTrainModuleConfig(Config):
         dp_config: data parallelism and precision.
         cp_config: context parallelism: several ranks [share each
             micro-batch](../how-to/train-long-rows.md). Default: none do.
+        tp_config: tensor parallelism: several ranks [share each matrix
+            product](../how-to/train-on-many-gpus.md#wide-models). Default: none do.
         ep_config: expert parallelism: [experts are dealt to
             ranks](../how-to/train-experts.md#on-many-gpus). Default: each rank computes with all.
         loss: cross entropy, its implementation and the z-loss.
@@ -67,6 +71,7 @@ class TransformerTrainModuleConfig(Config):
     max_grad_norm: PositiveFloat | None = 1.0
     dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
     cp_config: ContextParallelConfig | None = None
+    tp_config: TensorParallelConfig | None = None
     ep_config: ExpertParallelConfig | None = None
     loss: Annotated[LossConfig, Parts(OwnLoss, "olm_train.losses")] = field(
         default_factory=LossConfig
@@ -82,19 +87,25 @@ class TransformerTrainModuleConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.ac_config.check(compiling=bool(self.compile_model))
-        if self.cp_config is not None:
-            require_equal_parts(self.rank_microbatch_size, self.cp_config.degree)
+        for name in ("cp_config", "tp_config"):
+            degree = self._degree(name)
+            require_equal_parts(self.rank_microbatch_size, degree, f"train_module.{name}.degree")
 
     @property
     def sharers(self) -> int:
         """Ranks that share a micro-batch."""
-        return 1 if self.cp_config is None else self.cp_config.degree
+        return self._degree("cp_config") * self._degree("tp_config")
 
     @property
     def dealt(self) -> int:
         """Ranks that the experts are dealt to."""
-        return 1 if self.ep_config is None else self.ep_config.degree
+        return self._degree("ep_config")
+
+    def _degree(self, option: str) -> int:
+        config = getattr(self, option)
+        return 1 if config is None else int(config.degree)
 
     def mesh(self, world_size: int, nodes: int = 1) -> Mesh:
         """Return which rank of a run does what; see `DataParallelConfig.mesh`."""
-        return self.dp_config.mesh(world_size, nodes, cp=self.sharers, ep=self.dealt)
+        cp, tp, ep = map(self._degree, ("cp_config", "tp_config", "ep_config"))
+        return self.dp_config.mesh(world_size, nodes, cp=cp, tp=tp, ep=ep)

@@ -57,7 +57,7 @@ def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 def _shards(tensor: Tensor) -> int:
     """Return along how many dimensions of its mesh a tensor is cut."""
     placements = tensor.placements if isinstance(tensor, DTensor) else ()
-    return sum(placement.is_shard() for placement in placements)
+    return sum(not placement.is_replicate() for placement in placements)
 
 
 def _sum_of_squares(gradients: list[Tensor]) -> Tensor:
@@ -70,7 +70,7 @@ def _sum_of_squares(gradients: list[Tensor]) -> Tensor:
     own = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
     total = torch.nn.utils.get_total_norm(own).square()
     for dim, placement in enumerate(first.placements):
-        if placement.is_shard():
+        if not placement.is_replicate():  # what torch cuts within a cut is no Shard
             parts = total.new_empty(first.device_mesh.size(dim))
             group = first.device_mesh.get_group(dim)
             dist.all_gather_single(parts, total.reshape(1), group=group)

@@ -1,7 +1,7 @@
 """Spread a decoder over data-parallel processes: one function, fixed order.
 
     compute dtype -> activation checkpointing -> compile each block
-                  -> experts dealt to ranks
+                  -> experts dealt to ranks (matrices were cut before, see tensor.py)
                   -> FSDP2 each block, then the root -> memory for the weights -> DDP
 
 At world size 1 nothing is wrapped. HSDP is FSDP2 over a mesh of two dimensions. The weights get
@@ -40,7 +40,8 @@ from olm_train.parallel.activation_checkpointing import ActivationCheckpointingC
 from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DTYPES, DataParallelConfig
 from olm_train.parallel.expert import deal_experts
-from olm_train.parallel.mesh import CUT, Mesh
+from olm_train.parallel.mesh import WHOLE, Mesh
+from olm_train.parallel.tensor import TensorParallel
 
 
 def parallelize(
@@ -50,6 +51,7 @@ def parallelize(
     *,
     cp: int = 1,
     ep: int = 1,
+    tensor: TensorParallel | None = None,
     checkpointing: ActivationCheckpointingConfig | None = None,
     compiling: CompileConfig | None = None,
 ) -> Decoder | DistributedDataParallel:
@@ -57,7 +59,8 @@ def parallelize(
 
     `checkpointing` and `compiling` change its blocks; None: not at all. Its parameters are sharded
     in place or left whole, and put on the device; what they hold there is undefined. `cp` ranks
-    share a micro-batch: the weights are cut over them too. Experts are dealt to `ep` ranks.
+    share a micro-batch: the weights are cut over them too. Experts are dealt to `ep` ranks. The
+    matrices of the model were cut by `tensor`.
 
     Returns:
         The module to call: DDP's wrapper with ddp, else `model` itself.
@@ -66,7 +69,8 @@ def parallelize(
         UsageError: the configuration does not fit the world or the model, or the attention back-end
             cannot train here.
     """
-    mesh = config.mesh(world.size, world.nodes, cp=cp, ep=ep)
+    tp = 1 if tensor is None else tensor.ranks.degree
+    mesh = config.mesh(world.size, world.nodes, cp=cp, tp=tp, ep=ep)
     if mesh.size == 1 and config.cpu_offload:
         raise UsageError(
             "dp_config.cpu_offload has no effect on one rank, where nothing is wrapped",
@@ -88,7 +92,7 @@ def parallelize(
     checkpointing.apply(model.blocks)
     if compiling is not None:
         # An exchange between ranks stays outside the graphs: its order must be that of the calls.
-        compiling = replace(compiling, fullgraph=compiling.fullgraph and cp == ep == 1)
+        compiling = replace(compiling, fullgraph=compiling.fullgraph and cp == tp == ep == 1)
         compiling.apply(model.blocks, checkpointing)
     if mesh.size > 1 and config.shards:
         policy = MixedPrecisionPolicy(
@@ -97,13 +101,20 @@ def parallelize(
             # Rotary tables and masks enter the blocks as they are.
             cast_forward_inputs=False,
         )
-        cut = deal_experts(model, mesh, world) if ep > 1 else None
+        cuts = [] if tensor is None else [tensor.placement]
+        cuts += [deal_experts(model, mesh, world)] if ep > 1 else []
+
+        def cut(parameter: nn.Parameter) -> Any:
+            return next(filter(None, (each(parameter) for each in cuts)), None)
+
         _fully_shard(model, model.blocks, policy, config, _device_mesh(mesh, world), cut)
         _prefetch(model.blocks, config.prefetch_factor)
     model.to_empty(device="cpu" if config.cpu_offload else world.device)
     for module in model.modules():  # FSDP2 offloads parameters alone
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(world.device))
+    if tensor is not None:
+        tensor.settle()
     if mesh.size > 1 and not config.shards:
         return _replicate(model, world)
     return model
@@ -195,14 +206,14 @@ def _fully_shard(
             shard_placement_fn=cut,
         )
     # The root's own parameters, embeddings and head, stay whole from forward to backward.
-    fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
+    fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload, shard_placement_fn=cut)
     _sum_gradients(model)
 
 
 def _device_mesh(mesh: Mesh, world: World) -> DeviceMesh:
     """Return torch's mesh of the axes that weights are cut over, as one, and of their copies if
     there are any: FSDP2 cuts over the last dimension, and keeps copies along one before it."""
-    sizes = {"dp_replicate": mesh.degree(*CUT.copies), "dp_shard": mesh.degree(*CUT.sharded)}
+    sizes = {"dp_replicate": mesh.degree(*WHOLE.copies), "dp_shard": mesh.degree(*WHOLE.sharded)}
     axes = tuple(axis for axis, size in sizes.items() if axis == "dp_shard" or size > 1)
     shape = tuple(sizes[axis] for axis in axes)
     return init_device_mesh(world.device.type, shape, mesh_dim_names=axes)

@@ -167,10 +167,10 @@ class ContextParallel:
         self, config: ContextParallelConfig, model: Decoder, mesh: Mesh, world: World
     ) -> None:
         require_tokens_alone(config, model)
-        self.config, self._model, self._world = config, model, world
+        self.config, self._model = config, model
         groups = {ranks: dist.new_group(list(ranks)) for ranks in mesh.groups("cp")}
-        self.ranks = mesh.group(world.rank, "cp")
-        self.rank, self._group = self.ranks.index(world.rank), groups[self.ranks]
+        ranks = mesh.group(world.rank, "cp")
+        self.rank, self._group = ranks.index(world.rank), groups[ranks]
 
     def exchange(self, places: Tensor, shape: Sequence[int]) -> Exchange:
         """Return the exchange of a micro-batch.
@@ -211,27 +211,6 @@ class ContextParallel:
             )
         return [kind(exchange, context) for context in found]
 
-    def require_same_rows(self, digest: str) -> None:
-        """Compare what the ranks that share micro-batches got; every rank of the run calls it.
-
-        Args:
-            digest: of this rank's micro-batches.
-
-        Raises:
-            ValidationError: they differ, on any ranks; the same error on every rank.
-        """
-        first = dict[int, tuple[int, str]]()
-        for rank, (leader, found) in enumerate(self._world.gather((self.ranks[0], digest))):
-            other, expected = first.setdefault(leader, (rank, found))
-            if found != expected:
-                raise ValidationError(
-                    f"ranks {other} and {rank} share micro-batches, and were given different rows",
-                    where="data_loader",
-                    why="each would compute its part of another text",
-                    fix="give the loader the reader of train_module.world for a rank, and its "
-                    "readers for their number",
-                )
-
 
 _KINDS: dict[str, Callable[[Exchange, Any], KeySource]] = {"gather": _Gathered, "ulysses": _Traded}
 
@@ -269,3 +248,25 @@ def require_tokens_alone(config: ContextParallelConfig, model: Decoder) -> None:
             fix=(f"set it to {' or '.join(fitting)}, or " if fitting else "")
             + "set cp_config.exchange: gather",
         )
+
+
+def require_same_rows(digest: str, world: World) -> None:
+    """Compare what the ranks that share micro-batches got; every rank of the run calls it.
+
+    Args:
+        digest: of this rank's micro-batches.
+
+    Raises:
+        ValidationError: they differ, on any ranks; the same error on every rank.
+    """
+    first = dict[int, tuple[int, str]]()
+    for rank, (reader, found) in enumerate(world.gather((world.reader, digest))):
+        other, expected = first.setdefault(reader, (rank, found))
+        if found != expected:
+            raise ValidationError(
+                f"ranks {other} and {rank} share micro-batches, and were given different rows",
+                where="data_loader",
+                why="each would compute its part of another text",
+                fix="give the loader the reader of train_module.world for a rank, and its "
+                "readers for their number",
+            )

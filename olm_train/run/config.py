@@ -346,7 +346,7 @@ class RunConfig(Config):
         """
         config = self.on_device(Capability.of(world.device))[0].fitted(Machine.of(world))[0]
         mesh = config.train_module.mesh(world.size, world.nodes)
-        world = replace(world, sharers=mesh.cp)
+        world = replace(world, sharers=config.train_module.sharers)
         loader = config.data_loader.build(
             rank_microbatch_size=config.train_module.rank_microbatch_size,
             world=world,
