@@ -93,9 +93,7 @@ class TransformerTrainModule(GradientStep):
         self.config, self.seed, self.world = config, seed, world
         self._has_weights = False
         torch.set_float32_matmul_precision(config.float32_matmul_precision)
-        self.loss = config.loss.choose(
-            shape, microbatch=config.rank_microbatch_size, compiling=compiling
-        )
+        self.loss = config.chosen_loss(shape)
         self._loss = self.loss.build()
         weights = None if given is None else given.emptied(shape)
         self.model: Decoder = given or build_decoder(shape, device="meta", dtype=torch.float32)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from olm_data.config.convert import Config
 from olm_data.config.hints import Needs, Parts, PositiveFloat
 from olm_train.data.dealing import require_equal_parts
-from olm_train.model.loss_config import LossConfig, OwnLoss
+from olm_train.model.config import DecoderConfig
+from olm_train.model.loss_config import LossChoice, LossConfig, OwnLoss
 from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.base import OptimConfig
@@ -87,9 +89,11 @@ class TransformerTrainModuleConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.ac_config.check(compiling=bool(self.compile_model))
+        tokens = self.rank_microbatch_size
         for name in ("cp_config", "tp_config"):
             degree = self._degree(name)
-            require_equal_parts(self.rank_microbatch_size, degree, f"train_module.{name}.degree")
+            require_equal_parts(tokens, degree, f"train_module.{name}.degree")
+            tokens //= degree
 
     @property
     def sharers(self) -> int:
@@ -97,9 +101,17 @@ class TransformerTrainModuleConfig(Config):
         return self._degree("cp_config") * self._degree("tp_config")
 
     @property
-    def dealt(self) -> int:
-        """Ranks that the experts are dealt to."""
-        return self._degree("ep_config")
+    def parted(self) -> int:
+        """Ranks that have other weights: experts, or parts of matrices."""
+        return math.lcm(self._degree("ep_config"), self._degree("tp_config"))
+
+    def chosen_loss(self, model: DecoderConfig) -> LossChoice:
+        """Return the loss of a model; where ranks share its logits, each has a part of them."""
+        return self.loss.choose(
+            model,
+            microbatch=self.rank_microbatch_size // self._degree("tp_config"),
+            compiling=self.compile_model is True,
+        )
 
     def _degree(self, option: str) -> int:
         config = getattr(self, option)

@@ -57,6 +57,12 @@ def tensor_cut(tensor: Tensor) -> int | None:
 
 TENSOR = "tp"
 """Name of the dimension of a mesh."""
+CUT_TENSORS = (
+    *(".embeddings.weight", ".lm_head.weight", ".attention.w_qkv.weight", ".attention.w_qkv.bias"),
+    *(".attention.w_out.weight", ".feed_forward.w_gate_up.weight", ".feed_forward.w_gate_up.bias"),
+    *(".feed_forward.w_up.weight", ".feed_forward.w_up.bias", ".feed_forward.w_down.weight"),
+)
+"""Names of parameters that tensor parallelism cuts end so, with a dot in front."""
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -166,7 +166,7 @@ class ContextParallel:
     def __init__(
         self, config: ContextParallelConfig, model: Decoder, mesh: Mesh, world: World
     ) -> None:
-        require_tokens_alone(config, model)
+        require_tokens_alone(config, model, mesh.tp)
         self.config, self._model = config, model
         groups = {ranks: dist.new_group(list(ranks)) for ranks in mesh.groups("cp")}
         ranks = mesh.group(world.rank, "cp")
@@ -215,8 +215,11 @@ class ContextParallel:
 _KINDS: dict[str, Callable[[Exchange, Any], KeySource]] = {"gather": _Gathered, "ulysses": _Traded}
 
 
-def require_tokens_alone(config: ContextParallelConfig, model: Decoder) -> None:
+def require_tokens_alone(config: ContextParallelConfig, model: Decoder, tp: int = 1) -> None:
     """Refuse a model that `config` cannot spread.
+
+    Args:
+        tp: ranks that the heads are cut over.
 
     Raises:
         UsageError: what it has, and what to set instead.
@@ -239,10 +242,11 @@ def require_tokens_alone(config: ContextParallelConfig, model: Decoder) -> None:
             why=f"with cp_config a document may lie on {config.degree} of them",
             fix="use bias or global_aux, or leave cp_config out",
         )
-    if config.exchange == "ulysses" and shape.kv_heads % config.degree:
-        fitting = [str(n) for n in divisors(shape.kv_heads) if n > 1]
+    heads = max(1, shape.kv_heads // tp)
+    if config.exchange == "ulysses" and heads % config.degree:
+        fitting = [str(n) for n in divisors(heads) if n > 1]
         raise UsageError(
-            f"{config.degree} ranks cannot have as many each of {shape.kv_heads} heads of keys",
+            f"{config.degree} ranks cannot have as many each of {heads} heads of keys",
             where=f"{where}.degree",
             why="the exchange ulysses deals heads to ranks",
             fix=(f"set it to {' or '.join(fitting)}, or " if fitting else "")

@@ -48,7 +48,7 @@ EXPERTS: Axes = ("pp", "dp_replicate", "edp_shard", "ep")
 
 READERS: Axes = ("dp_replicate", "dp_shard")
 """Ranks that differ along one of these read different rows; all others read the same ones."""
-COUNTS: Axes = (*READERS, "cp")
+COUNTS: Axes = (*READERS, "cp", "tp")
 """Along these the tokens of a step are divided: what is counted of them is summed over these."""
 LOSSES: Axes = ("pp", *COUNTS)
 """A loss is summed over these; a stage of `pp` that is not the last one gives 0."""

@@ -37,6 +37,7 @@ from olm_train.optim.schedule_base import Position
 from olm_train.parallel.context import require_tokens_alone
 from olm_train.parallel.expert import require_dealable
 from olm_train.parallel.mesh import Mesh
+from olm_train.parallel.tensor import require_cuttable
 from olm_train.run.config import RunConfig
 
 SHOWN_ROWS = 2
@@ -71,10 +72,12 @@ def describe(
     config, why = config.fitted(Machine(world_size=world_size, nodes=nodes, memory=plan.gpu.memory))
     microbatch = config.train_module.rank_microbatch_size
     mesh = config.train_module.mesh(world_size, nodes)
-    if mesh.cp > 1 or mesh.ep > 1:
+    if mesh.cp > 1 or mesh.tp > 1 or mesh.ep > 1:
         decoder = build_decoder(config.model, device="meta")
         if (context := config.train_module.cp_config) is not None:
-            require_tokens_alone(context, decoder)
+            require_tokens_alone(context, decoder, mesh.tp)
+        if mesh.tp > 1:
+            require_cuttable(decoder, config.train_module.chosen_loss(config.model), mesh)
         if mesh.ep > 1:
             require_dealable(decoder, mesh)
     loader = config.data_loader.build(
@@ -150,7 +153,9 @@ def _schedule(config: RunConfig, loader: DataLoader, mesh: Mesh) -> Iterator[str
         if len(of_one_size) > 1:
             when = f"steps {steps.start + 1:,} to {steps.stop:,}, {size:,} tokens each"
         micro = size // (module.rank_microbatch_size * loader.world_size)
-        shared = f", {mesh.cp} to a micro-batch," if mesh.cp > 1 else ""
+        sharers = module.sharers
+        shared = f", {sharers} to a micro-batch," if sharers > 1 else ""
+        shared += f"{'' if shared else ','} matrices cut over {mesh.tp}," if mesh.tp > 1 else ""
         shared += f"{'' if shared else ','} experts dealt to {mesh.ep}," if mesh.ep > 1 else ""
         batches = f"{micro} micro-batch{'es' * (micro > 1)} of"
         yield (
@@ -211,11 +216,7 @@ def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -
     for name in plugins.names("olm_train.exports"):
         yield plugins.load("olm_train.exports", name)(config.model, loader.lock)
     module = config.train_module
-    loss = module.loss.choose(
-        config.model,
-        microbatch=module.rank_microbatch_size,
-        compiling=module.compile_model is True,
-    )
+    loss = module.chosen_loss(config.model)
     yield f"attention {config.model.attention.backend}; loss {loss.name}: {loss.why}"
     rate = plan.gpu.peak_flops * plan.mfu * world_size
     seconds = flops * tokens / rate

@@ -5,6 +5,8 @@ All checks of two ranks run in one launch, those of four in another (support/ten
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,16 @@ from olm_data.storage.store import Store
 from olm_train.checkpoint.manifest import INDEX_NAME, TENSORS
 from olm_train.checkpoint.tensors import Index, fill
 from olm_train.distributed.world import World
+from olm_train.estimate.memory import memory_of_step
 from olm_train.model.decoder import build_decoder
 from olm_train.model.loss_config import LossConfig
-from olm_train.parallel.config import DataParallelConfig, TensorParallelConfig
+from olm_train.model.shards import CUT_TENSORS
+from olm_train.parallel.config import (
+    ContextParallelConfig,
+    DataParallelConfig,
+    TensorParallelConfig,
+)
+from olm_train.parallel.context import require_tokens_alone
 from olm_train.parallel.mesh import Mesh
 from olm_train.parallel.tensor import require_cuttable
 
@@ -200,6 +209,27 @@ def test_losses_of_labels_are_shown_as_on_one_rank(ranks: Ranks) -> None:
         torch.testing.assert_close(rank["seen"][0], seen[0][first : first + share])
 
 
+def test_memory_is_counted_as_it_is_held(ranks: Ranks) -> None:
+    model = TWO["experts"]["model"]
+    memory, whole = (
+        memory_of_step(
+            model,
+            replace(build(model=model).config, tp_config=tp),
+            sequence_length=32,
+            world_size=len(ranks),
+        )
+        for tp in (TensorParallelConfig(degree=2), None)
+    )
+    held = ranks[0]["held"]
+    assert {name for name in held if f".{name}".endswith(CUT_TENSORS)} == ranks[0]["cut"]
+    assert held["blocks.0.attention.w_out.weight"] == (32 * 2 // len(ranks), 16)
+    assert held["blocks.0.feed_forward.router.weight"][1] == 32
+    assert memory.weights == 4 * sum(map(math.prod, held.values()))
+    assert memory.logits == whole.logits // 2
+    assert memory.activations < 0.6 * whole.activations
+    assert memory.gathered < whole.gathered
+
+
 @pytest.mark.slow
 def test_compiled_blocks_follow_one_rank() -> None:
     expected = train(build(model=BASE), [ROWS], steps=[1, 2]).losses
@@ -250,6 +280,14 @@ def test_models_that_cannot_be_cut_are_refused_with_what_can(
     choice = LossConfig().choose(model.config, microbatch=32, compiling=False)
     with pytest.raises(UsageError, match=f"(?s){message}"):
         require_cuttable(model, choice, Mesh(tp=tp))
+
+
+def test_heads_of_a_rank_that_ulysses_cannot_deal_are_refused() -> None:
+    model = build_decoder(BASE, device="meta")
+    config = ContextParallelConfig(degree=2, exchange="ulysses")
+    require_tokens_alone(config, model)
+    with pytest.raises(UsageError, match="as many each of 1 heads of keys"):
+        require_tokens_alone(config, model, 2)
 
 
 def test_what_needs_all_logits_or_other_attention_is_refused_by_name() -> None:
