@@ -25,7 +25,7 @@ from olm_data.run_log.metric_names import (
     Z_LOSS,
 )
 from olm_train.data.batch import AnyBatch, Batch, check_ids
-from olm_train.data.dealing import Dealing, Share, digest_of
+from olm_train.data.dealing import Dealing, Share, Slice, digest_of
 from olm_train.distributed.world import World
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.flops import attention_pairs, num_flops_per_token
@@ -39,12 +39,13 @@ from olm_train.model.init import init_parameters
 from olm_train.model.loss import LossSums, count_valid
 from olm_train.model.loss_chunked import by_label_chunked, with_labels
 from olm_train.model.loss_config import CHUNK_SIZE
-from olm_train.model.shards import assign
+from olm_train.model.shards import assign, like, shown_by_block
 from olm_train.model.weights_folder import kept
 from olm_train.optim.state import make_room, state_of
 from olm_train.parallel.apply import parallelize, reshard
 from olm_train.parallel.context import ContextParallel, require_same_rows
 from olm_train.parallel.pipeline import Pipeline, carrying, require_undivided
+from olm_train.parallel.tensor import TensorParallel
 from olm_train.stability.gate import FiniteGate
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
@@ -89,20 +90,22 @@ class TransformerTrainModule(GradientStep):
         shape, config, _ = resolve(shape, config, Capability.of(world.device))
         compiling = config.compile_model is True
         mesh = config.mesh(world.size, world.nodes)
-        world = replace(world, sharers=mesh.cp, stages=mesh.pp)
+        world = replace(world, sharers=config.sharers, stages=mesh.pp)
         self.config, self.seed, self.world = config, seed, world
         self._has_weights = False
         torch.set_float32_matmul_precision(config.float32_matmul_precision)
-        self.loss = config.loss.choose(
-            shape, microbatch=config.rank_microbatch_size, compiling=compiling
-        )
+        self.loss = config.chosen_loss(shape)
         self._loss = self.loss.build()
         weights = None if given is None else given.emptied(shape)
         self.model: Decoder = given or build_decoder(shape, device="meta", dtype=torch.float32)
         self._context: ContextParallel | None = None
         if config.cp_config is not None:
             self._context = ContextParallel(config.cp_config, self.model, mesh, world)
-        self._compared = mesh.cp == mesh.pp == 1
+        self._tensor: TensorParallel | None = None
+        if config.tp_config is not None:
+            self._tensor = TensorParallel(self.model, self.loss, mesh, world)
+            self._loss = self._tensor.loss
+        self._compared = world.sharers == world.stages == 1
         self._pipeline, whole = None, self.model
         if config.pp_config is not None:
             require_undivided(config, world.size)
@@ -117,6 +120,7 @@ class TransformerTrainModule(GradientStep):
             pp=mesh.pp,
             cp=mesh.cp,
             ep=mesh.ep,
+            tensor=self._tensor,
             stages=[] if self._pipeline is None else self._pipeline.stages,
             checkpointing=config.ac_config,
             compiling=config.compile_config if compiling else None,
@@ -240,17 +244,17 @@ class TransformerTrainModule(GradientStep):
 
     def _shares(self, batches: Sequence[Batch | AnyBatch]) -> list[Batch]:
         """Return the micro-batches on the device; where ranks share them, this one's tokens."""
-        context, whole = self._context, [Batch.of(batch) for batch in batches]
+        found, context, tensor = [Batch.of(batch) for batch in batches], self._context, self._tensor
         if context is not None:
             deal = Dealing(context.config.degree, self.model.config.windows)
-            whole = [deal(batch) for batch in whole]
-        whole = [self._batch(batch) for batch in whole]
+            found = [deal(batch) for batch in found]
+        found = [self._batch(batch) for batch in found]
         if not self._compared:
-            require_same_rows(self.world, digest_of(whole))
+            require_same_rows(digest_of(found), self.world)
             self._compared = True
-        if context is None:
-            return whole
-        return [Share.take(batch, context.rank, self._contexts) for batch in whole]
+        if context is not None:
+            found = [Share.take(batch, context.rank, self._contexts) for batch in found]
+        return found if tensor is None else [tensor.slice(batch) for batch in found]
 
     def _contexts(self, share: Share) -> Sequence[Any]:
         assert self._context is not None
@@ -260,6 +264,9 @@ class TransformerTrainModule(GradientStep):
         )
 
     def _watched(self, batch: Batch, by_label: Tensor) -> tuple[Batch, Tensor]:
+        if self._tensor is not None and isinstance(batch, Slice):
+            by_label = self._tensor.ranks.collect(by_label.view_as(batch.labels))().flatten()
+            batch = batch.whole
         if self._context is None or not isinstance(batch, Share):
             return batch, by_label
         exchange = self._context.exchange(batch.places, batch.whole.input_ids.shape)
@@ -298,17 +305,23 @@ class TransformerTrainModule(GradientStep):
         Returns:
             fp32 [b, S] on the device, in nats; 0 where a label is ignored.
         """
-        here = self._batch(batch)
+        here, tensor = self._batch(batch), self._tensor
         chunk_size = self.loss.chunk_size
         if fp32_logits:
             chunk_size = min(chunk_size or FP32_CHUNK, FP32_CHUNK)
         by_label = partial(
-            by_label_chunked, labels=here.labels, chunk_size=chunk_size, fp32_logits=fp32_logits
+            by_label_chunked if tensor is None else tensor.by_label,
+            chunk_size=chunk_size,
+            fp32_logits=fp32_logits,
         )
-        if self._pipeline is None:
-            losses: Tensor = self._reduce(here, by_label)
-            return losses
-        return self._pipelined_losses(here, by_label)
+        if self._pipeline is not None:
+            return self._pipelined_losses(here, by_label)
+
+        def losses(batch: Batch) -> Tensor:
+            found: Tensor = self._reduce(batch, partial(by_label, labels=batch.labels))
+            return found
+
+        return losses(here) if tensor is None else tensor.in_turn(here, losses)
 
     def _pipelined_losses(self, batch: Batch, by_label: Callable[..., Tensor]) -> Tensor:
         """Return the losses of this rank's batch; ranks of the pipeline look at theirs together."""
@@ -343,8 +356,13 @@ class TransformerTrainModule(GradientStep):
         reshard(self.model)
         guard = {} if self._guard is None else self._guard.state()
         return {
-            "model": {name: value.data for name, value in kept(self.model)},
-            "optim": state_of(self.model, self.optimizer) | guard,
+            "model": {
+                name: shown_by_block(like(value.data, value)) for name, value in kept(self.model)
+            },
+            "optim": {
+                name: shown_by_block(value) if isinstance(value, Tensor) else value
+                for name, value in (state_of(self.model, self.optimizer) | guard).items()
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from olm_data.config.convert import Config
 from olm_data.config.hints import Needs, Parts, PositiveFloat
+from olm_data.errors import UsageError
 from olm_train.data.dealing import require_equal_parts
-from olm_train.model.loss_config import LossConfig, OwnLoss
+from olm_train.model.config import DecoderConfig
+from olm_train.model.loss_config import LossChoice, LossConfig, OwnLoss
 from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.base import OptimConfig
@@ -22,6 +25,7 @@ from olm_train.parallel.config import (
     DataParallelConfig,
     ExpertParallelConfig,
     PipelineParallelConfig,
+    TensorParallelConfig,
 )
 from olm_train.parallel.float8 import Float8Config
 from olm_train.parallel.mesh import Mesh
@@ -34,7 +38,8 @@ class TransformerTrainModuleConfig(Config):
 
     Attributes:
         rank_microbatch_size: tokens a rank takes through forward and backward at once; a multiple
-            of the mixture's sequence length. With cp_config its `degree` ranks together.
+            of the mixture's sequence length. With cp_config and tp_config their `degree` ranks
+            together.
         optim: the optimiser.
         scheduler: learning-rate schedule; default: the peak rate throughout.
         lr_batch_scaling: how the learning rate grows with the batch of a [batch-size
@@ -46,6 +51,8 @@ class TransformerTrainModuleConfig(Config):
             layers](../how-to/train-many-layers.md). Default: each has all.
         cp_config: context parallelism: several ranks [share each
             micro-batch](../how-to/train-long-rows.md). Default: none do.
+        tp_config: tensor parallelism: several ranks [share each matrix
+            product](../how-to/train-on-many-gpus.md#wide-models). Default: none do.
         ep_config: expert parallelism: [experts are dealt to
             ranks](../how-to/train-experts.md#on-many-gpus). Default: each rank computes with all.
         float8_config: linear layers of the blocks [in 8
@@ -74,6 +81,7 @@ class TransformerTrainModuleConfig(Config):
     dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
     pp_config: PipelineParallelConfig | None = None
     cp_config: ContextParallelConfig | None = None
+    tp_config: TensorParallelConfig | None = None
     ep_config: ExpertParallelConfig | None = None
     float8_config: Float8Config | None = None
     loss: Annotated[LossConfig, Parts(OwnLoss, "olm_train.losses")] = field(
@@ -90,28 +98,45 @@ class TransformerTrainModuleConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.ac_config.check(compiling=bool(self.compile_model))
-        if self.cp_config is not None:
-            require_equal_parts(self.rank_microbatch_size, self.cp_config.degree)
+        tokens = self.rank_microbatch_size
+        for name in ("cp_config", "tp_config"):
+            degree = self._degree(name)
+            require_equal_parts(tokens, degree, f"train_module.{name}.degree")
+            tokens //= degree
         if self.float8_config is not None:
-            self.float8_config.check_tokens(self.rank_microbatch_size // self.sharers)
+            self.float8_config.check_tokens(tokens)
+        for name in ("pp_config", "float8_config"):
+            if self.tp_config is not None and getattr(self, name) is not None:
+                raise UsageError(
+                    f"tp_config and {name} do not go together",
+                    where=f"train_module.{name}",
+                    why="nobody has shown yet that they give the run of one rank",
+                    fix="leave one of the two out",
+                )
 
     @property
     def sharers(self) -> int:
         """Ranks that share a micro-batch."""
-        return 1 if self.cp_config is None else self.cp_config.degree
+        return self._degree("cp_config") * self._degree("tp_config")
 
     @property
-    def pipelined(self) -> int:
-        """Ranks that the layers are cut over."""
-        return 1 if self.pp_config is None else self.pp_config.degree
+    def parted(self) -> int:
+        """Ranks that have other weights: experts, or parts of matrices."""
+        return math.lcm(self._degree("ep_config"), self._degree("tp_config"))
 
-    @property
-    def dealt(self) -> int:
-        """Ranks that the experts are dealt to."""
-        return 1 if self.ep_config is None else self.ep_config.degree
+    def chosen_loss(self, model: DecoderConfig) -> LossChoice:
+        """Return the loss of a model; where ranks share its logits, each has a part of them."""
+        return self.loss.choose(
+            model,
+            microbatch=self.rank_microbatch_size // self._degree("tp_config"),
+            compiling=self.compile_model is True,
+        )
+
+    def _degree(self, option: str) -> int:
+        config = getattr(self, option)
+        return 1 if config is None else int(config.degree)
 
     def mesh(self, world_size: int, nodes: int = 1) -> Mesh:
         """Return which rank of a run does what; see `DataParallelConfig.mesh`."""
-        return self.dp_config.mesh(
-            world_size, nodes, pp=self.pipelined, cp=self.sharers, ep=self.dealt
-        )
+        degrees = {axis: self._degree(f"{axis}_config") for axis in ("pp", "cp", "tp", "ep")}
+        return self.dp_config.mesh(world_size, nodes, **degrees)

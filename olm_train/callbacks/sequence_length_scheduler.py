@@ -123,7 +123,8 @@ class SequenceLengthSchedulerCallback(Callback):
         if self.truncate:
             if self.trainer.world.sharers > 1:
                 raise UsageError(
-                    "rows cannot be truncated where ranks share them (train_module.cp_config)",
+                    "rows cannot be truncated where ranks share them (cp_config and tp_config of "
+                    "train_module)",
                     where=f"trainer.callbacks.{NAME}.truncate",
                     why="what is left may not divide into equal parts",
                     fix="leave truncate out: the rows are cut into shorter ones",

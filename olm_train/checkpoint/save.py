@@ -48,6 +48,7 @@ from olm_train.checkpoint.manifest import (
 from olm_train.checkpoint.state import StateDict, flatten, split
 from olm_train.checkpoint.tensors import IndexedWriter, tensors_file
 from olm_train.distributed.world import World
+from olm_train.model.shards import shown_by_block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +234,7 @@ class _Save:
         by_rank = world.gather(own)  # of a pipeline, each has those of its stages
         values = {name: value for each in reversed(by_rank) for name, value in each.items()}
         dcp.save(
-            tensors,
+            {name: shown_by_block(tensor) for name, tensor in tensors.items()},
             storage_writer=IndexedWriter(self.partial / TENSORS, world.rank, values),
             planner=dcp.DefaultSavePlanner(flatten_state_dict=False),
             process_group=world.exchange_group,

@@ -25,6 +25,7 @@ from olm_data.bounded_json import MAX_DEPTH, JsonObject
 from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.storage.names import is_unicode
 from olm_train.checkpoint.tensors import DTYPES, MAX_DIMENSIONS, MAX_NAME
+from olm_train.model.shards import like
 
 StateDict = Mapping[str, Any]
 """A state as torch's `state_dict` gives it: nested, or flat by names with dots; its leaves are
@@ -193,7 +194,7 @@ class HostCopy:
         buffer.copy_(local, non_blocking=True)
         if isinstance(tensor, DTensor):
             # Not `from_local`: on a CUDA mesh it would move the copy back to the device.
-            return DTensor(buffer, tensor._spec, requires_grad=False)
+            return like(DTensor(buffer, tensor._spec, requires_grad=False), tensor)
         return buffer
 
 

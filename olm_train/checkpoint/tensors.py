@@ -42,7 +42,6 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
-from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from olm_data.bounded_json import JsonObject, check
@@ -52,6 +51,7 @@ from olm_data.regular_files import refuse_unreadable
 from olm_data.storage.disk import write_durable
 from olm_data.storage.store import Store
 from olm_train.checkpoint.manifest import INDEX_NAME
+from olm_train.model.shards import local_blocks
 
 FORMAT, VERSION = "olm-tensors", 1
 MAX_BYTES = 512 << 20
@@ -431,12 +431,13 @@ def fill(tensors: Mapping[str, Tensor], files: Store, index: Index) -> None:
     """
     parts = []
     for name, tensor in tensors.items():
-        held, start = _held(tensor)
-        for chunk in index.tensors[name].chunks:
-            boxes = zip(chunk.offsets, chunk.sizes, start, held.shape, strict=True)
-            shared = [(max(a, b), min(a + n, b + m)) for a, n, b, m in boxes]
-            if all(first < stop for first, stop in shared):
-                parts.append((chunk, name, shared, held[_slices(shared, start)]))
+        for held, where in local_blocks(tensor):
+            start = [place.start for place in where]
+            for chunk in index.tensors[name].chunks:
+                boxes = zip(chunk.offsets, chunk.sizes, start, held.shape, strict=True)
+                shared = [(max(a, b), min(a + n, b + m)) for a, n, b, m in boxes]
+                if all(first < stop for first, stop in shared):
+                    parts.append((chunk, name, shared, held[_slices(shared, start)]))
     for chunk, name, shared, target in sorted(parts, key=lambda p: (p[0].file, p[0].start)):
         target.copy_(_read(files, index, name, chunk, shared))
 
@@ -462,14 +463,6 @@ def read_rows(files: Store, index: Index, name: str, first: int, stop: int) -> T
             wanted = [rows, *((at, at + size) for at, size in others)]
             found[_slices(wanted, start)] = _read(files, index, name, chunk, wanted)
     return found
-
-
-def _held(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Return what this rank holds of a tensor, and where in the whole that begins."""
-    if not isinstance(tensor, DTensor):
-        return tensor, (0,) * tensor.dim()
-    (box,) = tensor.__create_chunk_list__()  # as torch's own loader asks
-    return tensor.to_local(), tuple(box.offsets)
 
 
 def _slices(bounds: Sequence[tuple[int, int]], start: Sequence[int]) -> tuple[slice, ...]:

@@ -17,7 +17,7 @@ from olm_train.checkpoint.tensors import read_rows
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import build_decoder
 from olm_train.model.load import model_of
-from olm_train.model.shards import local_block
+from olm_train.model.shards import local_blocks
 from olm_train.model.upcycle import OPTION, Slices, dense_name, put_copies, refuse_unequal
 from olm_train.model.weights_folder import Exported, kept
 from olm_train.train_module_base import TrainModule
@@ -52,8 +52,9 @@ def upcycled(source: Checkpoint | Exported, module: TrainModule) -> Callable[[],
     @torch.no_grad()
     def fill(state: dict[str, Tensor]) -> None:
         for name, target in state.items():
-            part, where = local_block(target)
-            if part.numel() and ".router." not in name:
+            for part, where in local_blocks(target):
+                if not part.numel() or ".router." in name:
+                    continue
                 if dense_name(name) is None:
                     part.copy_(read(name, where))
                 else:

@@ -95,8 +95,13 @@ def imbalance(pairs: Int64, dealt: Int64) -> float:
     return float(of_ranks.max() / of_ranks.mean() - 1)
 
 
-def require_equal_parts(tokens: int, degree: int) -> None:
+def require_equal_parts(
+    tokens: int, degree: int, where: str = "train_module.cp_config.degree"
+) -> None:
     """Refuse a micro-batch that `degree` ranks cannot share in equal parts.
+
+    Args:
+        where: the option that says how many.
 
     Raises:
         UsageError: says which sizes next to it they could.
@@ -106,7 +111,7 @@ def require_equal_parts(tokens: int, degree: int) -> None:
         near = " or ".join(f"{size:,}" for size in (low, low + degree) if size)
         raise UsageError(
             f"{degree} ranks cannot have as many tokens each of a micro-batch of {tokens:,}",
-            where="train_module.cp_config.degree",
+            where=where,
             why="rows are neither padded nor cut short",
             fix="set a degree that divides it; or let rank_microbatch_size be a multiple of "
             f"{degree} (next to it {near}) and of the mixture's sequence length",
@@ -225,3 +230,51 @@ class Share(Batch):
             reduce=reduce,
             **options,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slice(Batch):
+    """One rank's tokens of a micro-batch, or of a share of one: S / degree of each row of S.
+
+    `input_ids` and `labels` are int64 [b, S / degree]. All else is that of the whole, and so is
+    what goes into the model: ranks have other tokens between products of matrices alone.
+
+    Attributes:
+        whole: the micro-batch, or the share.
+        rank, degree: which of how many.
+    """
+
+    whole: Batch
+    rank: int
+    degree: int
+
+    @classmethod
+    def take(cls, whole: Batch, rank: int, degree: int) -> Slice:
+        """Return the tokens of a rank.
+
+        Raises:
+            UsageError: the ranks cannot have as many of each row.
+        """
+        require_equal_parts(whole.input_ids.shape[1], degree, "train_module.tp_config.degree")
+        return cls(
+            input_ids=whole.input_ids.chunk(degree, 1)[rank],
+            labels=whole.labels.chunk(degree, 1)[rank],
+            cu_seqlens=whole.cu_seqlens,
+            max_seqlen=whole.max_seqlen,
+            rows=whole.rows,
+            dealt=whole.dealt,
+            whole=whole,
+            rank=rank,
+            degree=degree,
+        )
+
+    @property
+    def positions(self) -> Tensor:
+        """int32 [b, S / degree]; place within the piece of a document on the whole row."""
+        return self.whole.positions.chunk(self.degree, 1)[self.rank]
+
+    def through(
+        self, model: Callable[..., Any], reduce: Callable[[Any, Tensor], Any], **options: Any
+    ) -> Any:
+        """As `Batch.through`, with a part of the head and the states of its own tokens."""
+        return self.whole.through(model, reduce, **options)

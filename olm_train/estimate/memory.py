@@ -26,9 +26,10 @@ from olm_train.model.decoder import build_decoder
 from olm_train.model.loss import LOGITS_BYTES
 from olm_train.model.mixture import EXPERT_TENSORS
 from olm_train.model.part import FP32, Saved
+from olm_train.model.shards import CUT_TENSORS
 from olm_train.optim.base import OptimConfig
 from olm_train.parallel.config import PipelineParallelConfig
-from olm_train.parallel.mesh import CUT
+from olm_train.parallel.mesh import WHOLE
 from olm_train.parallel.stages import Timeline, spans
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
@@ -123,6 +124,7 @@ class TrainingTensors:
         sequence_length: int,
         shards: int = 1,
         dealt: int = 1,
+        cut: int = 1,
         param_dtype: str = "float32",
         kept: float = 1.0,
         loss_tokens: int | None = None,
@@ -141,6 +143,7 @@ class TrainingTensors:
             shards: ranks that share one copy of weights, gradients and optimiser state: 1 for DDP
                 and for one rank, the world size for FSDP, one group of it for HSDP.
             dealt: ranks that have other experts, of those.
+            cut: ranks that matrices are cut over, of those; each has as many of the tokens.
             param_dtype: dtype of the computation, "float32" or "bfloat16".
             kept: share of what the blocks would keep that is kept: 1 without activation
                 checkpointing, 0 if each block keeps its input only.
@@ -162,6 +165,9 @@ class TrainingTensors:
             if dealt > 1 and name.endswith(EXPERT_TENSORS):
                 whole[name] //= dealt
                 own[name] = whole[name] // (shards // dealt)
+            if cut > 1 and f".{name}".endswith(CUT_TENSORS):
+                whole[name] //= cut
+                own[name] = whole[name] // (shards // cut)
         per_block, block_input = block_bytes(model, sequence_length, param_dtype)
         per_block += (keys - 1) * size * 2 * model.kv_heads * model.head_size
         alive = model.n_layers if alive is None else alive
@@ -170,6 +176,7 @@ class TrainingTensors:
         loss = microbatch if loss_tokens is None else min(loss_tokens, microbatch)
         loss = loss if "norm.weight" in self.parameters else 0
         logits = loss * model.padded_vocab_size * (LOGITS_BYTES if size < FP32 else 2 * FP32)
+        logits, microbatch = logits // cut, microbatch // cut  # tokens between products of matrices
         # The logits are gone when a block is recomputed.
         again = microbatch * (per_block - block_input) if kept < 1 else 0
         here = 0 if offload else 1
@@ -240,8 +247,7 @@ def memory_of_step(
     model, module, _ = resolve(model, module, Capability())
     dp, microbatch = module.dp_config, module.rank_microbatch_size
     mesh = module.mesh(world_size, nodes)
-    compiling = module.compile_model is True
-    loss = module.loss.choose(model, microbatch=microbatch, compiling=compiling)
+    loss = module.chosen_loss(model)
     counted = counted or TrainingTensors.count(model, module.optim)
     ranks: list[tuple[TrainingTensors, dict[str, Any]]] = [(counted, {})]
     reshard = dp.reshard_after_forward
@@ -250,10 +256,11 @@ def memory_of_step(
     needs = [
         tensors.memory(
             microbatch=microbatch // mesh.cp,
+            cut=mesh.tp,
             sequence_length=sequence_length,
             loss_tokens=loss.tokens_at_once(on_cpu=on_cpu),
             kept=_kept(model, module, sequence_length),
-            shards=mesh.degree(*CUT.sharded),
+            shards=mesh.degree(*WHOLE.sharded),
             dealt=mesh.ep,
             keys=mesh.cp if module.cp_config and module.cp_config.exchange == "gather" else 1,
             param_dtype=dp.param_dtype,

@@ -120,7 +120,7 @@ def choose(
         machine,
         module.dp_config,
         sharers=module.sharers,
-        dealt=module.dealt,
+        dealt=module.parted,
         accumulates=micro_batches > 1,
     )
     chosen, lines = cheapest(goal, machine, ways, need)
@@ -210,7 +210,7 @@ def candidates(
     Args:
         given: its dtypes are kept.
         sharers: ranks that share a micro-batch, and a copy of the weights too if those are cut.
-        dealt: ranks of a copy of the weights that have other experts.
+        dealt: ranks of a copy of the weights that have other ones of them.
         accumulates: whether a step has several micro-batches.
     """
     found: list[tuple[str, dict[str, Any]]] = []

@@ -12,6 +12,7 @@ silently; one that cannot run where it is asked to raises.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -67,6 +68,10 @@ class Attention(nn.Module):
 
     `w_qkv` holds the rows of all query heads, then key heads, then value heads. QK-norm comes
     before the rotation: over each head (Henry et al., 2020; Qwen 3), or over all at once (OLMo 2).
+
+    Attributes:
+        heads: those of queries, of keys and of values that are here.
+        over_all: applies a norm to what is here of all heads at once.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class Attention(nn.Module):
         )
         self.w_out = Linear(parts[0], sizes.d_model, bias=config.bias == "all", **factory)
         self.norm_whole = config.qk_norm == "full"
+        self.over_all: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__
         q_size, k_size, _ = parts if self.norm_whole else (self.head_dim,) * 3
         self.q_norm = norm.build(q_size, **factory) if config.qk_norm else None
         self.k_norm = norm.build(k_size, **factory) if config.qk_norm else None
@@ -121,7 +127,7 @@ class Attention(nn.Module):
 
     def _normalise(self, norm: nn.Module, x: Tensor) -> Tensor:
         if self.norm_whole:
-            return norm(x.flatten(2)).view_as(x)
+            return self.over_all(norm, x.flatten(2)).view_as(x)
         return norm(x)
 
 

@@ -40,6 +40,7 @@ class Decoder(nn.Module):
         compute_dtype: dtype of the residual stream, so of all matrix products; None: that of the
             embedding table. Norm statistics, rotations and the loss are in fp32 in any case.
         tap: looks at the activations outside the blocks.
+        make_head: of a matrix, the size of the vocabulary and a softcap.
     """
 
     def __init__(self, config: DecoderConfig, **factory: Any) -> None:
@@ -47,6 +48,7 @@ class Decoder(nn.Module):
         self.config = config
         self.compute_dtype: torch.dtype | None = None
         self.tap = NO_TAP
+        self.make_head: Callable[[Tensor, int, float | None], Head] = Head
         self.backend = attention_backend(config.attention.backend)
         self.embeddings = Embedding(config.padded_vocab_size, config.d_model, **factory)
         self.position_embeddings = config.positions.build(config, **factory)
@@ -176,7 +178,7 @@ class Decoder(nn.Module):
         """The map from normalised states of `dtype` to logits."""
         table = self.embeddings if self.lm_head is None else self.lm_head
         config = self.config
-        return Head(table.weight.to(dtype), config.vocab_size, config.head.softcap)
+        return self.make_head(table.weight.to(dtype), config.vocab_size, config.head.softcap)
 
     def save(self, folder: str | os.PathLike[str], tokenizer: object = None) -> About:
         """Write the model to a folder: safetensors and JSON, no pickle; `load_model` reads it.

@@ -32,7 +32,7 @@ from torch import Tensor
 from olm_train.model.config import VOCABULARY_TABLES
 from olm_train.model.decoder import Decoder
 from olm_train.model.mixture import Router
-from olm_train.model.shards import local_block
+from olm_train.model.shards import local_blocks
 
 CUTOFF = 3.0
 """Values are truncated at this many standard deviations."""
@@ -191,18 +191,18 @@ class _Piece:
 
 def _pieces(matrix: Tensor, rows: int, key: int, std: float) -> Iterator[_Piece]:
     """Cut this rank's part of the first `rows` rows into pieces; put zeros into those below."""
-    part, (down, across, *_) = local_block(matrix)
-    drawn = max(0, min(rows, down.stop) - down.start)
-    part[drawn:].zero_()
     width = matrix.shape[1:].numel()
-    if part.shape[1:] == matrix.shape[1:]:
-        lines = [(part[:drawn].view(-1), down.start * width)]
-    else:
-        start = across.start * matrix.shape[2:].numel()  # only the second dimension is cut, too
-        lines = [(part[i].view(-1), (down.start + i) * width + start) for i in range(drawn)]
-    for line, start in lines:
-        for first in range(0, line.numel(), PIECE):
-            yield _Piece(line[first : first + PIECE], key, start + first, std)
+    for part, (down, across, *_) in local_blocks(matrix):
+        drawn = max(0, min(rows, down.stop) - down.start)
+        part[drawn:].zero_()
+        if part.shape[1:] == matrix.shape[1:]:
+            lines = [(part[:drawn].view(-1), down.start * width)]
+        else:
+            start = across.start * matrix.shape[2:].numel()  # only the second one is cut, too
+            lines = [(part[i].view(-1), (down.start + i) * width + start) for i in range(drawn)]
+        for line, start in lines:
+            for first in range(0, line.numel(), PIECE):
+                yield _Piece(line[first : first + PIECE], key, start + first, std)
 
 
 def _draw(pieces: deque[_Piece]) -> None:

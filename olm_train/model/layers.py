@@ -17,6 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x W^T, with a bias where there is one, in the dtype of x."""
+    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
 class Linear(nn.Module):
     """y = x W^T, with a bias on request, in the dtype of x.
 
@@ -27,7 +32,7 @@ class Linear(nn.Module):
         bias: add a vector.
 
     Attributes:
-        product: of x, the weight and the bias or None, in the dtype of x.
+        product: of input, weight and bias: wherever these are.
     """
 
     def __init__(
@@ -42,7 +47,7 @@ class Linear(nn.Module):
     ) -> None:
         super().__init__()
         self.parts = parts or (out_features,)
-        self.product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
+        self.product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = product
         self.weight = nn.Parameter(
             torch.empty(out_features, in_features, device=device, dtype=dtype)
         )
@@ -52,17 +57,21 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in_features] to [..., out_features]."""
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return self.product(x, self.weight.to(x.dtype), bias)
+        return self.product(x, self.weight, self.bias)
 
 
 class Embedding(nn.Module):
-    """A table of vectors, weight [entries, d_model]."""
+    """A table of vectors, weight [entries, d_model].
+
+    Attributes:
+        look_up: ids in the weight: wherever this is.
+    """
 
     def __init__(self, entries: int, d_model: int, **factory: Any) -> None:
         super().__init__()
+        self.look_up: Callable[[Tensor, Tensor], Tensor] = F.embedding
         self.weight = nn.Parameter(torch.empty(entries, d_model, **factory))
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look up [b, S] ids: [b, S, d_model]."""
-        return F.embedding(ids, self.weight)
+        return self.look_up(ids, self.weight)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from olm_data.errors import UsageError
+from olm_train.model.shards import like as cut_like
 
 Weighting = Literal["uniform", "linear", "decay"]
 """`uniform`: all count the same; `linear`: 1, 2, 3, ...; `decay`: as if the rate had fallen like
@@ -93,8 +94,11 @@ class RunningMean:
     def __init__(self, like: Mapping[str, Tensor]) -> None:
         like = {name: tensor for name, tensor in like.items() if is_averaged(tensor)}
         self.mean, self.carry = (
-            {n: torch.zeros_like(t, dtype=torch.float32, requires_grad=False) for n, t in each}
-            for each in (like.items(), like.items())
+            {
+                name: cut_like(torch.zeros_like(tensor, dtype=torch.float32), tensor)
+                for name, tensor in like.items()
+            }
+            for _ in range(2)
         )
 
     @property

@@ -73,7 +73,7 @@ def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 def _shards(tensor: Tensor) -> int:
     """Return along how many dimensions of its mesh a tensor is cut."""
     placements = tensor.placements if isinstance(tensor, DTensor) else ()
-    return sum(placement.is_shard() for placement in placements)
+    return sum(not placement.is_replicate() for placement in placements)
 
 
 def _sum_of_squares(gradients: list[Tensor]) -> Tensor:
@@ -84,7 +84,8 @@ def _sum_of_squares(gradients: list[Tensor]) -> Tensor:
     first, own = gradients[0], [local(gradient) for gradient in gradients]
     total = torch.nn.utils.get_total_norm(own).square()
     for dim, placement in enumerate(first.placements if isinstance(first, DTensor) else ()):
-        if isinstance(first, DTensor) and placement.is_shard():
+        # what torch cuts within a cut is no Shard
+        if isinstance(first, DTensor) and not placement.is_replicate():
             total = _gathered_sum(total, first.device_mesh.get_group(dim))
     return total
 

@@ -30,7 +30,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from olm_data.errors import UsageError
 from olm_train.model.init import draw_normal
+from olm_train.model.shards import tensor_cut
 from olm_train.optim.groups import ParamGroup
 from olm_train.optim.half import DTYPES, local
 from olm_train.optim.muon import Division, Grid, Matrix, MatrixConfig, Muon, Piece, rows_of, scale
@@ -60,13 +62,13 @@ class Stack(Matrix):
         parts = [each.part(shard, shards) for each in self.of]
         return [part.stop - part.start for part in parts]
 
-    def split(self, whole: Tensor, shards: int) -> list[Tensor]:
+    def taken_apart(self, whole: Tensor, shards: int) -> list[Tensor]:
         """Return each whole matrix, of what came from all shards."""
         lengths = [n for shard in range(shards) for n in self.lengths(shard, shards)]
         rows, count = whole.split(lengths), len(self.of)
         return [torch.cat(rows[number::count]) for number in range(count)]
 
-    def join(self, wholes: Sequence[Tensor], shards: int) -> Tensor:
+    def put_together(self, wholes: Sequence[Tensor], shards: int) -> Tensor:
         """Return what goes to all shards, of whole matrices."""
         each = list(zip(wholes, self.of, strict=True))
         return torch.cat([w[m.part(shard, shards)] for shard in range(shards) for w, m in each])
@@ -82,6 +84,15 @@ class Dion(Muon):
 
     def __init__(self, groups: list[ParamGroup], dtype: torch.dtype = torch.float32) -> None:
         super().__init__(groups, dtype)
+        cut = [
+            p for group in self.param_groups for p in group["params"] if tensor_cut(p) is not None
+        ]
+        if cut:
+            raise UsageError(
+                "dion does not take matrices that tensor parallelism has cut",
+                where="train_module.optim.name",
+                fix="use muon, or leave tp_config out",
+            )
         self._bases: dict[tuple[Tensor, int], tuple[int, int, int]] = {}
         number, drawn = sum(len(group["params"]) for group in self.param_groups), {}
         for group in self.param_groups:
@@ -141,14 +152,14 @@ class Dion(Muon):
 
         def turn(number: int, whole: Tensor) -> Tensor:
             given = cast("Stack", division.matrices[number])
-            b, basis = given.split(whole.float(), grid.shards)  # [m, n], [r, n]
+            b, basis = given.taken_apart(whole.float(), grid.shards)  # [m, n], [r, n]
             p = torch.linalg.qr(b @ basis.T).Q  # [m, r]
             r = p.T @ b  # [r, n]
             lengths = r.norm(dim=1, keepdim=True)
             turned = r / (lengths + EPSILON)
             factor = scale(b.shape, pieces[number].group["adjust_lr"])
             basis = torch.where(lengths > 0, turned, basis)  # without a gradient Q stays
-            return stacks[number].join((p @ turned * factor, p @ r, basis), grid.shards)
+            return stacks[number].put_together((p @ turned * factor, p @ r, basis), grid.shards)
 
         def use(number: int, rows: Tensor) -> None:
             group = pieces[number].group

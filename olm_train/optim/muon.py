@@ -28,13 +28,14 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from olm_data.config.hints import NonNegativeFloat, PositiveFloat
 from olm_train.distributed.world import World
 from olm_train.model.layers import Linear
 from olm_train.model.mixture import Experts
+from olm_train.model.shards import tensor_cut
 from olm_train.optim.base import Decay, OptimConfig
 from olm_train.optim.groups import ParamGroup
 from olm_train.optim.half import (
@@ -52,7 +53,8 @@ from olm_train.optim.half import (
 class Grid:
     """The ranks that hold a parameter: `replicas` copies, each cut by rows over `shards` ranks.
 
-    Of experts that are dealt to ranks, those that hold the same ones.
+    Of experts that are dealt to ranks, those that hold the same ones. Of what tensor parallelism
+    cuts, its ranks are shards too: those of one shard of the others come one after another.
 
     Attributes:
         replica, shard: place of this rank.
@@ -74,19 +76,20 @@ class Grid:
             if world.size == 1:
                 return cls()
             return cls(replicas=world.size, replica=world.rank, replica_group=dist.group.WORLD)
-        mesh = parameter.device_mesh
-        options: dict[str, Any] = {}
+        mesh, names = parameter.device_mesh, parameter.device_mesh.mesh_dim_names or ()
+        axes: dict[str, list[str]] = {"replica": [], "shard": []}
         for dim, placement in enumerate(parameter.placements):
-            if dim == _dealt_along(parameter):
-                continue
-            name = "replica" if placement.is_replicate() else "shard"
-            assert placement.is_replicate() or placement.is_shard(), placement
-            assert name not in options, parameter.placements
-            options |= {
-                f"{name}s": mesh.size(dim),
-                name: mesh.get_local_rank(dim),
-                f"{name}_group": mesh.get_group(dim),
-            }
+            if dim != _dealt_along(parameter):
+                axes["replica" if placement.is_replicate() else "shard"].append(names[dim])
+        options: dict[str, Any] = {}
+        for name, along in axes.items():
+            if along:
+                ranks = mesh[tuple(along)]._flatten() if len(along) > 1 else mesh[along[0]]
+                options |= {
+                    f"{name}s": ranks.size(),
+                    name: ranks.get_local_rank(),
+                    f"{name}_group": ranks.get_group(),
+                }
         return cls(**options)
 
     @property
@@ -122,8 +125,72 @@ class Matrix:
         start = self.first - min(shard * step, self.rows) + self.above * step
         return slice(part.start + start, part.stop + start)
 
+    @property
+    def width(self) -> int:
+        """Columns of a shard."""
+        return self.columns
+
+    def join(self, shards: int, flat: Tensor) -> Tensor:
+        """Return the matrix, of what its shards hold, one after another."""
+        return flat.view(self.stop - self.first, self.columns)
+
+    def split(self, shards: int, whole: Tensor) -> Tensor:
+        """Return what its shards hold, one after another, of the matrix."""
+        return whole.flatten()
+
     def _step(self, shards: int) -> int:
         return -(-self.rows // self.together // shards) * self.together  # as torch.chunk cuts
+
+
+@dataclass(frozen=True)
+class CutMatrix(Matrix):
+    """A matrix that tensor parallelism cuts over `degree` ranks, by columns or by rows.
+
+    Shard s is that of rank s % degree.
+    """
+
+    degree: int = 1
+    by_columns: bool = False
+
+    @property
+    def width(self) -> int:
+        return self.columns // self.degree if self.by_columns else self.columns
+
+    def part(self, shard: int, shards: int) -> slice:
+        within = self._of_rank.part(shard // self.degree, shards // self.degree)
+        if self.by_columns:
+            return within
+        above = shard % self.degree * (self.stop - self.first) // self.degree
+        return slice(above + within.start, above + within.stop)
+
+    def local(self, shard: int, shards: int) -> slice:
+        return self._of_rank.local(shard // self.degree, shards // self.degree)
+
+    def join(self, shards: int, flat: Tensor) -> Tensor:
+        whole = flat.new_empty(self.stop - self.first, self.columns)
+        blocks = self._blocks(shards, whole)
+        sizes = [block.numel() for block in blocks]
+        for block, part in zip(blocks, flat.split(sizes), strict=True):
+            block.copy_(part.view_as(block))
+        return whole
+
+    def split(self, shards: int, whole: Tensor) -> Tensor:
+        return torch.cat([block.flatten() for block in self._blocks(shards, whole)])
+
+    @property
+    def _of_rank(self) -> Matrix:
+        """What a rank has of it, in its rows of the parameter."""
+        if self.by_columns:
+            return Matrix(self.rows, self.width, self.first, self.stop)
+        rows, first, stop = (n // self.degree for n in (self.rows, self.first, self.stop))
+        return Matrix(rows, self.columns, first, stop)
+
+    def _blocks(self, shards: int, whole: Tensor) -> list[Tensor]:
+        each = range(shards)
+        if not self.by_columns:
+            return [whole[self.part(shard, shards)] for shard in each]
+        columns = whole.split(self.width, 1)
+        return [columns[shard % self.degree][self.part(shard, shards)] for shard in each]
 
 
 class Division:
@@ -191,8 +258,8 @@ class Division:
         results = []
         if mine is not None:
             matrix = self.matrices[mine]
-            turned = work(mine, whole.view(matrix.stop - matrix.first, matrix.columns))
-            results.append(turned.to(self._like.dtype).flatten())
+            turned = work(mine, matrix.join(grid.shards, whole))
+            results.append(self.made[mine].split(grid.shards, turned.to(self._like.dtype)))
         theirs, ours = self._sizes(self.made, beside)
         found, waiting = self._all_to_all(results, ours, theirs)
         yield
@@ -206,7 +273,7 @@ class Division:
                 size = self._size(self.made, item, grid.shard)
                 if item is not None and size:
                     part = everywhere[at : at + size]
-                    use(item, part.view(-1, self.made[item].columns))
+                    use(item, part.view(-1, self.made[item].width))
                 at += size
 
     def _sizes(self, of: list[Matrix], beside: list[int | None]) -> tuple[list[int], list[int]]:
@@ -221,7 +288,7 @@ class Division:
             return 0
         matrix = of[item]
         part = matrix.part(shard, self.grid.shards)
-        result: int = (part.stop - part.start) * matrix.columns
+        result: int = (part.stop - part.start) * matrix.width
         return result
 
     def _all_to_all(
@@ -477,7 +544,12 @@ class Piece:
     def matrix(self) -> Matrix | None:
         """Where the rows lie; None: in an expert that is dealt to other ranks."""
         *experts, rows, columns = self.parameter.shape
-        dim = _dealt_along(self.parameter)
+        dim, cut = _dealt_along(self.parameter), tensor_cut(self.parameter)
+        if cut is not None:
+            assert isinstance(self.parameter, DTensor)
+            degree, how = self.parameter.device_mesh.size(cut), self.parameter.placements[cut]
+            where = (rows, columns, self.first, self.stop)
+            return CutMatrix(*where, degree=degree, by_columns=how == Shard(1))
         if dim is None:
             together = rows if experts else 1
             return Matrix(math.prod(experts) * rows, columns, self.first, self.stop, together)
@@ -492,9 +564,8 @@ class Piece:
 def _dealt_along(parameter: Tensor) -> int | None:
     """Return the dimension of its mesh along which a parameter's experts are dealt to ranks; None:
     they are not."""
-    placements = parameter.placements if isinstance(parameter, DTensor) else ()
-    cuts = [dim for dim, placement in enumerate(placements) if placement.is_shard()]
-    return cuts[1] if len(cuts) > 1 else None
+    names = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
+    return names.index("ep") if names and "ep" in names else None
 
 
 def rows_of(tensor: Tensor | None) -> Tensor:

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from olm_data.decoding import convert
 from olm_data.errors import UsageError, ValidationError
 from olm_train.distributed.world import World
+from olm_train.model.shards import like
 from olm_train.optim.groups import ParamGroup
 
 MOST_SHOWN = 5
@@ -180,7 +181,7 @@ def name_of_class(kind: type[Optimizer]) -> str:
 def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor | PlainValue]:
     """Return the live state, `parameter.key`; what lies in lists or mappings as `.0` or `.key`."""
     return {
-        key: value
+        key: value if getattr(value, "shape", None) != parameter.shape else like(value, parameter)
         for name, parameter in model.named_parameters()
         for key, value in _leaves(optimizer.state.get(parameter, {}), name)
     }

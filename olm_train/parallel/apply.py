@@ -1,7 +1,7 @@
 """Spread a decoder over data-parallel processes: one function, fixed order.
 
     compute dtype -> float8 products -> activation checkpointing -> compile each block
-                  -> experts dealt to ranks
+                  -> experts dealt to ranks (matrices were cut before, see tensor.py)
                   -> FSDP2 each block, then the root -> memory for the weights -> DDP
 
 At world size 1 nothing is wrapped. HSDP is FSDP2 over a mesh of two dimensions. The weights get
@@ -41,7 +41,8 @@ from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DTYPES, DataParallelConfig
 from olm_train.parallel.expert import deal_experts
 from olm_train.parallel.float8 import Float8Config
-from olm_train.parallel.mesh import CUT, Mesh
+from olm_train.parallel.mesh import WHOLE, Mesh
+from olm_train.parallel.tensor import TensorParallel
 
 
 def parallelize(
@@ -52,6 +53,7 @@ def parallelize(
     pp: int = 1,
     cp: int = 1,
     ep: int = 1,
+    tensor: TensorParallel | None = None,
     stages: Sequence[Any] = (),
     checkpointing: ActivationCheckpointingConfig | None = None,
     compiling: CompileConfig | None = None,
@@ -62,8 +64,8 @@ def parallelize(
     `checkpointing`, `compiling` and `float8` change its blocks; None: not at all. Its parameters
     are sharded in place or left whole, and put on the device; what they hold there is undefined.
     `cp` ranks share a micro-batch: the weights are cut over them too. Experts are dealt to `ep`
-    ranks. Of a pipeline of `pp` ranks the model has the layers of its `stages`, which are what is
-    called then.
+    ranks. The matrices of the model were cut by `tensor`. Of a pipeline of `pp` ranks the model has
+    the layers of its `stages`, which are what is called then.
 
     Returns:
         The module to call: DDP's wrapper with ddp, else `model` itself.
@@ -72,8 +74,9 @@ def parallelize(
         UsageError: the configuration does not fit the world or the model, or the attention back-end
             cannot train here.
     """
-    mesh = config.mesh(world.size, world.nodes, pp=pp, cp=cp, ep=ep)
-    wraps = mesh.degree(*CUT.gradients) > 1
+    tp = 1 if tensor is None else tensor.ranks.degree
+    mesh = config.mesh(world.size, world.nodes, pp=pp, cp=cp, tp=tp, ep=ep)
+    wraps = mesh.degree(*WHOLE.gradients) > 1
     if not wraps and config.cpu_offload:
         raise UsageError(
             "dp_config.cpu_offload has no effect on one rank, where nothing is wrapped",
@@ -99,7 +102,7 @@ def parallelize(
         checkpointing.apply(root.blocks)
     if compiling is not None:
         # An exchange between ranks stays outside the graphs: its order must be that of the calls.
-        compiling = replace(compiling, fullgraph=compiling.fullgraph and cp == ep == 1)
+        compiling = replace(compiling, fullgraph=compiling.fullgraph and cp == tp == ep == 1)
         for root in roots:
             compiling.apply(root.blocks, checkpointing)
     if wraps and config.shards:
@@ -109,7 +112,12 @@ def parallelize(
             # Rotary tables and masks enter the blocks as they are.
             cast_forward_inputs=False,
         )
-        cut = deal_experts(model, mesh, world) if ep > 1 else None
+        cuts = [] if tensor is None else [tensor.placement]
+        cuts += [deal_experts(model, mesh, world)] if ep > 1 else []
+
+        def cut(parameter: nn.Parameter) -> Any:
+            return next(filter(None, (each(parameter) for each in cuts)), None)
+
         ranks = _device_mesh(mesh, world)
         for root in roots:
             _fully_shard(root, root.blocks, policy, config, ranks, cut)
@@ -118,6 +126,8 @@ def parallelize(
     for module in model.modules():  # FSDP2 offloads parameters alone
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(world.device))
+    if tensor is not None:
+        tensor.settle()
     if wraps and not config.shards:
         return _replicate(model, world)
     return model
@@ -209,7 +219,7 @@ def _fully_shard(
             shard_placement_fn=cut,
         )
     # The root's own parameters, embeddings and head, stay whole from forward to backward.
-    fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
+    fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload, shard_placement_fn=cut)
     _sum_gradients(model)
 
 
@@ -217,7 +227,7 @@ def _device_mesh(mesh: Mesh, world: World) -> DeviceMesh:
     """Return torch's mesh of the axes that weights are cut over, as one, and of their copies if
     there are any: FSDP2 cuts over the last dimension, and keeps copies along one before it. Of a
     pipeline it is that of the ranks with the same layers."""
-    sizes = {"dp_replicate": mesh.degree(*CUT.copies), "dp_shard": mesh.degree(*CUT.sharded)}
+    sizes = {"dp_replicate": mesh.degree(*WHOLE.copies), "dp_shard": mesh.degree(*WHOLE.sharded)}
     axes = tuple(axis for axis, size in sizes.items() if axis == "dp_shard" or size > 1)
     shape = tuple(sizes[axis] for axis in axes)
     if mesh.pp == 1:

@@ -1,12 +1,14 @@
 """How ranks share the work: the options of parallelism, checked before anything is built.
 
-    dp_config, pp_config, cp_config, ep_config of train.yaml -> mesh(world) -> apply.parallelize
+    dp_config, pp_config, cp_config, tp_config, ep_config of train.yaml -> mesh(world)
+                                                                        -> apply.parallelize
 
 Pure: no process group, no device. Names are those of OLMo-core.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -18,7 +20,7 @@ from olm_data.config.convert import Config
 from olm_data.config.hints import Needs, NonNegativeInt, PositiveInt
 from olm_data.counts import counted
 from olm_data.errors import UsageError
-from olm_train.parallel.mesh import CUT, Mesh, divisors
+from olm_train.parallel.mesh import WHOLE, Mesh, divisors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "dualpipev"]
@@ -44,6 +46,7 @@ _CALLED = {
     "dp_replicate": "train_module.dp_config.num_replicas",
     "dp_shard": "train_module.dp_config.shard_degree",
     "cp": "train_module.cp_config.degree",
+    "tp": "train_module.tp_config.degree",
     "ep": "train_module.ep_config.degree",
 }
 
@@ -123,6 +126,18 @@ class ContextParallelConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TensorParallelConfig(Config):
+    """Ranks that the matrices of a block and the vocabulary are cut over, for wide models.
+
+    Attributes:
+        degree: ranks that share each product, and read the same rows; it divides the heads, the
+            width of feed-forward layers, the rows of the vocabulary's tables and those of the data.
+    """
+
+    degree: Annotated[int, Meta(ge=2)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExpertParallelConfig(Config):
     """Ranks that the experts of a mixture are dealt to, for more experts than fit one.
 
@@ -179,7 +194,14 @@ class DataParallelConfig(Config):
         return self.name is not DataParallelType.ddp
 
     def mesh(
-        self, world_size: int, nodes: int = 1, *, pp: int = 1, cp: int = 1, ep: int = 1
+        self,
+        world_size: int,
+        nodes: int = 1,
+        *,
+        pp: int = 1,
+        cp: int = 1,
+        tp: int = 1,
+        ep: int = 1,
     ) -> Mesh:
         """Return which rank of a run does what.
 
@@ -188,28 +210,31 @@ class DataParallelConfig(Config):
             nodes: machines they are on, as many on each.
             pp: ranks that have other layers.
             cp: ranks that share a micro-batch.
+            tp: ranks that matrices are cut over.
             ep: ranks that the experts are dealt to.
 
         Raises:
-            UsageError: `pp`, `cp` or `ep` does not fit the ranks or this configuration, or its
-                degrees do not fit more than one.
+            UsageError: `pp`, `cp`, `tp` or `ep` does not fit the ranks or this configuration, or
+                its degrees do not fit more than one.
         """
-        if world_size == pp == cp == ep == 1:
+        degrees = {"pp": pp, "cp": cp, "tp": tp, "ep": ep}
+        if world_size == math.prod(degrees.values()) == 1:
             return Mesh()
         if ep > 1:
-            self._require_dealt()
+            self._require_sharded("ep_config", "experts are dealt to")
+        if tp > 1:
+            self._require_sharded("tp_config", "matrices are cut over")
         replicas, shards = self.num_replicas, self.shard_degree
         if self.name is not DataParallelType.hsdp:
             replicas, shards = (1, None) if self.shards else (None, 1)
         elif replicas is None and shards is None:
             replicas = max(1, nodes // pp)
-        degrees = {"pp": pp, "cp": cp, "ep": ep}
         mesh = Mesh.over(
             world_size, dp_replicate=replicas, dp_shard=shards, called=_CALLED, **degrees
         )
         if pp > 1:
             self._require_staged(mesh)
-        keep, cut = self.reshard_after_forward, mesh.degree(*CUT.sharded)
+        keep, cut = self.reshard_after_forward, mesh.degree(*WHOLE.sharded)
         if not isinstance(keep, bool) and cut % keep:
             raise UsageError(
                 f"dp_config.reshard_after_forward {keep} does not divide the {cut} ranks "
@@ -235,18 +260,22 @@ class DataParallelConfig(Config):
                 fix="leave one of the two out",
             )
 
-    def _require_dealt(self) -> None:
-        """Refuse what does not go with experts that are dealt to ranks."""
+    def _require_sharded(self, option: str, what: str) -> None:
+        """Refuse what does not go with weights of which ranks have other ones.
+
+        Args:
+            option, what: that says so, and what it does to ranks.
+        """
         if not self.shards:
             raise UsageError(
-                "ddp keeps all experts on each rank, and ep_config deals them to ranks",
+                f"ddp keeps all weights on each rank, and with {option} {what} ranks",
                 where="train_module.dp_config.name",
-                fix="set it to fsdp or hsdp, or leave ep_config out",
+                fix=f"set it to fsdp or hsdp, or leave {option} out",
             )
         if not isinstance(self.reshard_after_forward, bool):
             raise UsageError(
-                "weights cannot be kept cut over a number of ranks where experts are dealt to them",
+                f"weights cannot be kept cut over a number of ranks where {what} them",
                 where="train_module.dp_config.reshard_after_forward",
-                why="experts are cut over fewer ranks than the other weights",
-                fix="set it to true or false, or leave ep_config out",
+                why="some weights are cut over fewer ranks than the others",
+                fix=f"set it to true or false, or leave {option} out",
             )

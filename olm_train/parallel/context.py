@@ -166,11 +166,11 @@ class ContextParallel:
     def __init__(
         self, config: ContextParallelConfig, model: Decoder, mesh: Mesh, world: World
     ) -> None:
-        require_tokens_alone(config, model)
+        require_tokens_alone(config, model, mesh.tp)
         self.config, self._model = config, model
         groups = {ranks: dist.new_group(list(ranks)) for ranks in mesh.groups("cp")}
-        self.ranks = mesh.group(world.rank, "cp")
-        self.rank, self._group = self.ranks.index(world.rank), groups[self.ranks]
+        ranks = mesh.group(world.rank, "cp")
+        self.rank, self._group = ranks.index(world.rank), groups[ranks]
 
     def exchange(self, places: Tensor, shape: Sequence[int]) -> Exchange:
         """Return the exchange of a micro-batch.
@@ -212,34 +212,14 @@ class ContextParallel:
         return [kind(exchange, context) for context in found]
 
 
-def require_same_rows(world: World, digest: str) -> None:
-    """Compare what the ranks that share micro-batches got; every rank of the run calls it.
-
-    Args:
-        world: says which they are.
-        digest: of this rank's micro-batches.
-
-    Raises:
-        ValidationError: they differ, on any ranks; the same error on every rank.
-    """
-    first = dict[int, tuple[int, str]]()
-    for rank, (reader, found) in enumerate(world.gather((world.reader, digest))):
-        other, expected = first.setdefault(reader, (rank, found))
-        if found != expected:
-            raise ValidationError(
-                f"ranks {other} and {rank} share micro-batches, and were given different rows",
-                where="data_loader",
-                why="each would compute its part of another text",
-                fix="give the loader the reader of train_module.world for a rank, and its "
-                "readers for their number",
-            )
-
-
 _KINDS: dict[str, Callable[[Exchange, Any], KeySource]] = {"gather": _Gathered, "ulysses": _Traded}
 
 
-def require_tokens_alone(config: ContextParallelConfig, model: Decoder) -> None:
+def require_tokens_alone(config: ContextParallelConfig, model: Decoder, tp: int = 1) -> None:
     """Refuse a model that `config` cannot spread.
+
+    Args:
+        tp: ranks that the heads are cut over.
 
     Raises:
         UsageError: what it has, and what to set instead.
@@ -262,12 +242,35 @@ def require_tokens_alone(config: ContextParallelConfig, model: Decoder) -> None:
             why=f"with cp_config a document may lie on {config.degree} of them",
             fix="use bias or global_aux, or leave cp_config out",
         )
-    if config.exchange == "ulysses" and shape.kv_heads % config.degree:
-        fitting = [str(n) for n in divisors(shape.kv_heads) if n > 1]
+    heads = max(1, shape.kv_heads // tp)
+    if config.exchange == "ulysses" and heads % config.degree:
+        fitting = [str(n) for n in divisors(heads) if n > 1]
         raise UsageError(
-            f"{config.degree} ranks cannot have as many each of {shape.kv_heads} heads of keys",
+            f"{config.degree} ranks cannot have as many each of {heads} heads of keys",
             where=f"{where}.degree",
             why="the exchange ulysses deals heads to ranks",
             fix=(f"set it to {' or '.join(fitting)}, or " if fitting else "")
             + "set cp_config.exchange: gather",
         )
+
+
+def require_same_rows(digest: str, world: World) -> None:
+    """Compare what the ranks that share micro-batches got; every rank of the run calls it.
+
+    Args:
+        digest: of this rank's micro-batches.
+
+    Raises:
+        ValidationError: they differ, on any ranks; the same error on every rank.
+    """
+    first = dict[int, tuple[int, str]]()
+    for rank, (reader, found) in enumerate(world.gather((world.reader, digest))):
+        other, expected = first.setdefault(reader, (rank, found))
+        if found != expected:
+            raise ValidationError(
+                f"ranks {other} and {rank} share micro-batches, and were given different rows",
+                where="data_loader",
+                why="each would compute its part of another text",
+                fix="give the loader the reader of train_module.world for a rank, and its "
+                "readers for their number",
+            )

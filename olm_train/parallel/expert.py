@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from olm_data.errors import UsageError
@@ -92,13 +92,6 @@ def deal_experts(
     Raises:
         UsageError: the model has no experts, or some that cannot be dealt or cut so.
     """
-    # What the documented `shard_placement_fn` returns has no public name.
-    from torch.distributed.fsdp._fully_shard._fsdp_common import (
-        FSDPMeshInfo,
-        HSDPMeshInfo,
-        ShardPlacementResult,
-    )
-
     require_dealable(model, mesh)
     sizes = {axis: mesh.degree(axis) for axis in ("pp", "dp_replicate", *EXPERT.sharded, "ep")}
     optional = ("pp", "dp_replicate")
@@ -114,16 +107,34 @@ def deal_experts(
             own = whole.detach()[: len(whole) // mesh.ep].clone()
             mine = DTensor.from_local(own, ranks["ep"], [Shard(0)], run_check=False)
             setattr(mixture.experts, name, nn.Parameter(mine, requires_grad=whole.requires_grad))
-    rest = ranks[axes[:-1]]
+    return placements(ranks, "ep", Shard(1))
+
+
+def placements(
+    ranks: DeviceMesh, axis: str, cut: Shard
+) -> Callable[[nn.Parameter], ShardPlacementResult | None]:
+    """Return what FSDP2 asks of each parameter: how those that are DTensors along `axis`, the last
+    one of `ranks`, are to be cut over the others; None: another parameter."""
+    # What the documented `shard_placement_fn` returns has no public name.
+    from torch.distributed.fsdp._fully_shard._fsdp_common import (
+        FSDPMeshInfo,
+        HSDPMeshInfo,
+        ShardPlacementResult,
+    )
+
+    names = ranks.mesh_dim_names
+    assert names is not None
+    rest = ranks[names[:-1]]
     if rest.ndim == 1:
         info = FSDPMeshInfo(rest, shard_mesh_dim=0)
     else:
         info = HSDPMeshInfo(rest, shard_mesh_dim=1, replicate_mesh_dim=0)
-    cut = ShardPlacementResult(Shard(1), info)
+    placed = ShardPlacementResult(cut, info)
 
     def placement(parameter: nn.Parameter) -> ShardPlacementResult | None:
         tensor: Tensor = parameter
-        return cut if isinstance(tensor, DTensor) else None
+        mine = isinstance(tensor, DTensor) and tensor.device_mesh.mesh_dim_names == (axis,)
+        return placed if mine else None
 
     return placement
 

@@ -19,7 +19,7 @@ What the axes do with the rows of a step, and with the weights:
     dp_shard      other rows; the weights are cut
     cp            other parts of the same rows; the weights are cut, as by dp_shard
     tp            the same tokens in products of matrices, other tokens between them (sequence
-                  parallel); matrices are cut, what stands between them is whole
+                  parallel); matrices are cut, and what stands between them as by dp_shard
     ep            tokens are sent to the rank that has the expert; other experts
 
 An axis of degree 1 makes no group. Pure: no process group, no device. The scheme of two views is
@@ -48,7 +48,7 @@ EXPERTS: Axes = ("pp", "dp_replicate", "edp_shard", "ep")
 
 READERS: Axes = ("dp_replicate", "dp_shard")
 """Ranks that differ along one of these read different rows; all others read the same ones."""
-COUNTS: Axes = (*READERS, "cp")
+COUNTS: Axes = (*READERS, "cp", "tp")
 """Along these the tokens of a step are divided: what is counted of them is summed over these."""
 LOSSES: Axes = ("pp", *COUNTS)
 """A loss is summed over these; a stage of `pp` that is not the last one gives 0."""
@@ -87,8 +87,8 @@ class Held:
 
 CUT = Held(view=WEIGHTS, parted=("pp", "tp"), sharded=("dp_shard", "cp"))
 """Matrices that `tp` cuts."""
-WHOLE = Held(view=WEIGHTS, parted=("pp",), sharded=("dp_shard", "cp"))
-"""What is whole on each rank of `tp` and sees other tokens on each: norms, routers of experts."""
+WHOLE = Held(view=WEIGHTS, parted=("pp",), sharded=("dp_shard", "cp", "tp"))
+"""What each rank of `tp` computes with as a whole, for other tokens: norms, experts, routers."""
 EXPERT = Held(view=EXPERTS, parted=("pp", "ep"), sharded=("edp_shard",))
 """Matrices of experts; `tp` does not cut them."""
 

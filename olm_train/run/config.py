@@ -48,7 +48,7 @@ from olm_train.checkpoint.manifest import CONFIG, MANIFEST, Manifest, candidates
 from olm_train.checkpoint.merged import folder_of_paths
 from olm_train.checkpoint.model_format import ModelFormat, format_of
 from olm_train.checkpoint.policy import LoadPolicy, LoadStrategy, Vocabulary
-from olm_train.data.dealing import Dealing
+from olm_train.data.dealing import Dealing, require_equal_parts
 from olm_train.data.loader import DataLoader
 from olm_train.distributed.holding import LeasePolicy, Takeover
 from olm_train.distributed.waiting import CommConfig
@@ -301,6 +301,9 @@ class RunConfig(Config):
                 where=values.where(("model", "positions", "max_positions")),
                 why="a document may be as long as a row, and each of its tokens needs a position",
             )
+        if lock is not None and (tensor := config.train_module.tp_config) is not None:
+            for length in lock.sequence_lengths:
+                require_equal_parts(length, tensor.degree, "train_module.tp_config.degree")
         return config
 
     def micro_batches(self, readers: int) -> list[int]:
@@ -347,7 +350,7 @@ class RunConfig(Config):
         """
         config = self.on_device(Capability.of(world.device))[0].fitted(Machine.of(world))[0]
         mesh = config.train_module.mesh(world.size, world.nodes)
-        world = replace(world, sharers=mesh.cp, stages=mesh.pp)
+        world = replace(world, sharers=config.train_module.sharers, stages=mesh.pp)
         if (pipeline := config.train_module.pp_config) is not None:
             require_micro_batches(pipeline, *config.micro_batches(world.readers))
         loader = config.data_loader.build(

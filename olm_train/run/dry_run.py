@@ -41,6 +41,7 @@ from olm_train.parallel.expert import require_dealable
 from olm_train.parallel.mesh import Mesh
 from olm_train.parallel.pipeline import require_stages, require_undivided
 from olm_train.parallel.stages import Timeline, require_micro_batches, shares, spans
+from olm_train.parallel.tensor import require_cuttable
 from olm_train.run.config import RunConfig
 
 SHOWN_ROWS = 2
@@ -76,14 +77,16 @@ def describe(
     microbatch = config.train_module.rank_microbatch_size
     mesh = config.train_module.mesh(world_size, nodes)
     pipeline = config.train_module.pp_config
-    if mesh.pp > 1 or mesh.cp > 1 or mesh.ep > 1:
+    if mesh.pp > 1 or mesh.cp > 1 or mesh.tp > 1 or mesh.ep > 1:
         decoder = build_decoder(config.model, device="meta")
         if pipeline is not None:
             require_micro_batches(pipeline, *config.micro_batches(mesh.place(0).readers))
             require_stages(pipeline, decoder)
             require_undivided(config.train_module, world_size)
         if (context := config.train_module.cp_config) is not None:
-            require_tokens_alone(context, decoder)
+            require_tokens_alone(context, decoder, mesh.tp)
+        if mesh.tp > 1:
+            require_cuttable(decoder, config.train_module.chosen_loss(config.model), mesh)
         if mesh.ep > 1:
             require_dealable(decoder, mesh)
     loader = config.data_loader.build(
@@ -161,8 +164,10 @@ def _schedule(config: RunConfig, loader: DataLoader, mesh: Mesh) -> Iterator[str
         if len(of_one_size) > 1:
             when = f"steps {steps.start + 1:,} to {steps.stop:,}, {size:,} tokens each"
         micro = size // (module.rank_microbatch_size * loader.world_size)
+        sharers = module.sharers
         shared = f", {mesh.pp} to the layers," if mesh.pp > 1 else ""
-        shared += f"{'' if shared else ','} {mesh.cp} to a micro-batch," if mesh.cp > 1 else ""
+        shared += f"{'' if shared else ','} {sharers} to a micro-batch," if sharers > 1 else ""
+        shared += f"{'' if shared else ','} matrices cut over {mesh.tp}," if mesh.tp > 1 else ""
         shared += f"{'' if shared else ','} experts dealt to {mesh.ep}," if mesh.ep > 1 else ""
         batches = f"{micro} micro-batch{'es' * (micro > 1)} of"
         yield (
@@ -246,11 +251,7 @@ def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -
     for name in plugins.names("olm_train.exports"):
         yield plugins.load("olm_train.exports", name)(config.model, loader.lock)
     module = config.train_module
-    loss = module.loss.choose(
-        config.model,
-        microbatch=module.rank_microbatch_size,
-        compiling=module.compile_model is True,
-    )
+    loss = module.chosen_loss(config.model)
     yield f"attention {config.model.attention.backend}; loss {loss.name}: {loss.why}"
     if (float8 := module.float8_config) is not None:
         decoder = build_decoder(config.model, device="meta")

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from olm_train.data.batch import Batch
 from olm_train.distributed.world import World
 from olm_train.model.config import DecoderConfig
+from olm_train.model.shards import local_blocks, tensor_cut
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.schedule import CosineWithWarmup
 from olm_train.parallel.config import DataParallelConfig
@@ -79,10 +80,12 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
 
 def micro_batches(step: int, rows: Sequence[int], world: World) -> list[Batch]:
     """This rank's part of the global batch of `step`, cut into micro-batches of `rows` rows."""
-    whole = make_batch(LENGTHS, vocab_size=8, seed=step)  # few of 97 ids: there is much to learn
+    everything = make_batch(
+        LENGTHS, vocab_size=8, seed=step
+    )  # few of 97 ids: there is much to learn
     start, parts = world.reader * ROWS // world.readers, []
     for count in rows:
-        parts.append(cut(whole, start, start + count))
+        parts.append(cut(everything, start, start + count))
         start += count
     assert start == (world.reader + 1) * ROWS // world.readers
     return parts
@@ -101,13 +104,21 @@ def train(
     return run
 
 
+def whole(tensor: torch.Tensor, world: World) -> torch.Tensor:
+    """A copy of a tensor, put together if it is sharded; every rank calls it."""
+    if tensor_cut(tensor) is None:
+        return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+    found = torch.full(tensor.shape, torch.nan, dtype=tensor.dtype)
+    for blocks in world.gather(local_blocks(tensor)):
+        for part, where in blocks:
+            found[where] = part
+    return found
+
+
 def full(module: TransformerTrainModule) -> dict[str, dict[str, torch.Tensor]]:
     """A copy of the state with sharded tensors put together; every rank calls it."""
     return {
-        part: {
-            name: (x.full_tensor() if isinstance(x, DTensor) else x).clone()
-            for name, x in tensors.items()
-        }
+        part: {name: whole(x, module.world) for name, x in tensors.items()}
         for part, tensors in module.state_dict().items()
     }
 

@@ -36,6 +36,7 @@ from olm_train.extensions.generate.loaded import PromptIds
 from olm_train.extensions.generate.runner import runner_of
 from olm_train.extensions.generate.sampling import MAX_SEED, Sampling
 from olm_train.model.decoder import Decoder
+from olm_train.model.shards import tensor_cut
 from olm_train.parallel.compiling import uncompiled
 
 if TYPE_CHECKING:
@@ -171,5 +172,12 @@ class SamplesCallback(EvaluationSteps):
                 f"{NEEDS} needs a model of this program, not {type(model).__name__}",
                 where="trainer.callbacks.samples",
                 fix="leave it out",
+            )
+        if any(tensor_cut(parameter) is not None for parameter in model.parameters()):
+            raise UsageError(
+                f"{NEEDS} needs all logits on a rank",
+                where="trainer.callbacks.samples",
+                why="with train_module.tp_config the vocabulary is cut over ranks",
+                fix="leave one of the two out",
             )
         return model

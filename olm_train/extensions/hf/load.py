@@ -52,7 +52,7 @@ from olm_train.extensions.hf.tensors import Reader, Slices, TensorMap
 from olm_train.extensions.hf.weights import FLOATS, SafeTensors
 from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
 from olm_train.model.decoder import Decoder
-from olm_train.model.shards import local_block
+from olm_train.model.shards import local_blocks
 from olm_train.model.upcycle import dense_name, put_copies
 
 if TYPE_CHECKING:
@@ -335,8 +335,8 @@ def fill(
         def dense(name: str, where: Slices) -> Tensor:
             return maps[name].from_theirs(read, where, dtype=torch.float32)
 
-        for name, parameter in parameters.items():
-            part, where = local_block(parameter)
+        blocks = [(name, *each) for name, p in parameters.items() for each in local_blocks(p)]
+        for name, part, where in blocks:
             if part.numel() == 0:
                 continue
             if name not in maps and dense_name(name) in maps:

@@ -38,7 +38,7 @@ from olm_train.extensions.monitors.statistics import (
     underflows_of,
 )
 from olm_train.model.decoder import Decoder
-from olm_train.model.shards import local_block
+from olm_train.model.shards import like, local_part
 from olm_train.model.tap import NO_TAP, ROW, Tap, Watcher, names_within
 
 
@@ -320,12 +320,12 @@ class GAPMonitorCallback(Callback):
             gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
             self._add("grads", gradients)
         if "updates" in self.targets:
-            parts = [local_block(each)[0] for each in parameters.values()]
+            parts = [local_part(each) for each in parameters.values()]
             self._before = list(torch._foreach_clone(parts))
 
     def _add_updates(self) -> None:
         parameters, before = self._parameters(), self._before
-        after = [local_block(each)[0] for each in parameters.values()]
+        after = [local_part(each) for each in parameters.values()]
         lost = lost_updates(before, after) if "underflow" in self.kinds else None
         changes = torch._foreach_sub(after, before)
         world = self.trainer.world
@@ -338,7 +338,7 @@ class GAPMonitorCallback(Callback):
         shown = target if target in self.targets else None
         found = list(tensors.values())
         asked = "underflow" in self.kinds
-        under = underflows_of([local_block(each)[0] for each in found]) if asked else None
+        under = underflows_of([local_part(each) for each in found]) if asked else None
         self._names += [(shown, name) for name in tensors]
         self._rows.append(measure(found, self.trainer.world, underflows=under))
 
@@ -375,7 +375,7 @@ class GAPMonitorCallback(Callback):
         self._dumps = False
         trainer = self.trainer
         named = trainer.train_module.model.named_parameters()
-        gradients = {name: each.grad for name, each in named if each.grad is not None}
+        gradients = {name: like(p.grad, p) for name, p in named if p.grad is not None}
         first_n = self.dump_gradients_save_first_n
         with trainer.pause():
             write_gradients(trainer.work_dir, trainer.step + 1, gradients, trainer.world, first_n)

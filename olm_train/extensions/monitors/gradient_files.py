@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -34,7 +34,7 @@ from olm_train.checkpoint.tensors import (
     tensors_file,
 )
 from olm_train.distributed.world import World
-from olm_train.model.shards import is_first_holder, local_block
+from olm_train.model.shards import is_first_holder, local_blocks
 
 FOLDER = "gradients"
 
@@ -68,9 +68,10 @@ def write_gradients(
 
     def write() -> list[tuple[str, tuple[int, ...], Piece]]:
         parts = [
-            _part(name, gradient, first_n)
+            part
             for name, gradient in gradients.items()
             if is_first_holder(gradient, main=world.main)
+            for part in _parts(name, gradient, first_n)
         ]
         parts = [(box, part) for box, part in parts if part.numel()]
         with io_errors(str(folder / own), writing=True):
@@ -124,14 +125,13 @@ def read_gradients(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
     return found
 
 
-def _part(name: str, gradient: Tensor, first_n: int | None) -> tuple[Box, Tensor]:
-    """Return what this rank holds of the entries of a gradient that are kept."""
-    part, where = local_block(gradient)
+def _parts(name: str, gradient: Tensor, first_n: int | None) -> Iterator[tuple[Box, Tensor]]:
+    """Give what this rank holds of the entries of a gradient that are kept."""
     most = [min(size, first_n or size) for size in gradient.shape]
-    inner = tuple(
-        slice(0, max(0, min(place.stop, size) - place.start))
-        for place, size in zip(where, most, strict=True)
-    )
-    part = part[inner]
-    begins = tuple(place.start for place in where)
-    return Box(name, gradient.dtype, tuple(part.shape), begins), part
+    for part, where in local_blocks(gradient):
+        inner = tuple(
+            slice(0, max(0, min(place.stop, size) - place.start))
+            for place, size in zip(where, most, strict=True)
+        )
+        begins = tuple(place.start for place in where)
+        yield Box(name, gradient.dtype, tuple(part[inner].shape), begins), part[inner]

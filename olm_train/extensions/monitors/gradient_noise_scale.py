@@ -42,6 +42,7 @@ from olm_data.run_log.metric_names import (
 from olm_train.callbacks.base import Callback
 from olm_train.data.batch import Batch
 from olm_train.model.loss import count_valid
+from olm_train.model.shards import tensor_cut
 from olm_train.parallel.expert import DealtExperts
 
 
@@ -90,7 +91,9 @@ class GradientNoiseScaleCallback(Callback):
     def pre_train(self) -> None:
         model = self.trainer.train_module.model
         instead = {}
-        if self.trainer.world.sharers > 1:
+        if any(tensor_cut(each) is not None for each in model.parameters()):
+            instead["tp_config"] = "a rank has that of parts of matrices"
+        elif self.trainer.world.sharers > 1:
             instead["cp_config"] = "a rank has that of a part"
         if any(isinstance(getattr(m, "through", None), DealtExperts) for m in model.modules()):
             instead["ep_config"] = "a rank has that of its experts, of all ranks' micro-batches"

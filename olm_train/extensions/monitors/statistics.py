@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from olm_train.distributed.world import World
-from olm_train.model.shards import is_first_holder, local_block
+from olm_train.model.shards import is_first_holder, local_part
 
 SMALLEST_NORMAL = torch.finfo(torch.bfloat16).tiny
 """What is smaller loses bits in bfloat16, and is 0 to kernels that flush subnormal numbers."""
@@ -71,7 +71,7 @@ def measure(
         local: look at these, cut as this rank's parts of `tensors`, and not at those.
         underflows: of each local part the number of elements that count as such; None: nobody asks.
     """
-    parts = [local_block(tensor)[0] for tensor in tensors] if local is None else list(local)
+    parts = [local_part(tensor) for tensor in tensors] if local is None else list(local)
     sums = torch.zeros(len(parts), COLUMNS, dtype=torch.float64, device=world.device)
     largest = torch.zeros(len(parts), dtype=torch.float64, device=world.device)
     here = [

@@ -170,17 +170,18 @@ def test_each_row_is_read_by_the_ranks_that_share_its_tokens_and_no_other(
 
 
 def test_counts_and_losses_meet_each_token_once(every: list[Mesh]) -> None:
-    """Each reader has one row, of one token for each rank of cp; tp computes the same on each."""
+    """Each reader has one row, of one token for each rank of cp and tp."""
     for mesh in every:
         stages = [place["pp"] for place in coordinates(mesh)]
         tokens = [
-            [(place.reader, where["cp"])]
+            [(place.reader, where["cp"], where["tp"])]
             for place, where in zip(places(mesh), coordinates(mesh), strict=True)
         ]
         losses = [
             own if stage == mesh.pp - 1 else [] for own, stage in zip(tokens, stages, strict=True)
         ]
-        whole = once([*itertools.product(range(places(mesh)[0].readers), range(mesh.cp))])
+        parts = (range(places(mesh)[0].readers), range(mesh.cp), range(mesh.tp))
+        whole = once([*itertools.product(*parts)])
         for group in partition(mesh, COUNTS):
             assert summed(group, tokens) == whole, mesh
             assert {places(mesh)[rank].counts for rank in group} == {group}
@@ -291,7 +292,8 @@ def test_eight_ranks_by_hand() -> None:
     assert mesh.groups("ep") == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert mesh.groups("edp_shard") == mesh.groups("dp_shard")
     assert mesh.groups("dp_replicate") == mesh.groups("pp") == ()
-    assert mesh.groups(*COUNTS) == mesh.groups("dp_shard", "cp") == ((0, 2, 4, 6), (1, 3, 5, 7))
+    assert mesh.groups("dp_shard", "cp") == ((0, 2, 4, 6), (1, 3, 5, 7))
+    assert mesh.groups(*COUNTS) == (tuple(range(8)),)
     assert [mesh.place(rank).reader for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 

@@ -1,0 +1,303 @@
+"""Tensor parallelism: what one rank computes, however its matrices and its tokens are cut.
+
+All checks of two ranks run in one launch, those of four in another (support/tensor_ranks.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from support.batches import make_batch
+from support.distributed import run_ranks
+from support.expert_ranks import BALANCES, MUON, of_experts
+from support.tensor_ranks import (
+    BASE,
+    FOUR,
+    OPTIMS,
+    SOME,
+    TWO,
+    Trained,
+    all_checks,
+    compiled_checks,
+    four_checks,
+    options_of,
+    three_steps,
+)
+from support.training import LENGTHS, MODEL, ROWS, build, digest, full, micro_batches, train
+
+from olm_data.errors import UsageError
+from olm_data.storage.store import Store
+from olm_train.checkpoint.manifest import INDEX_NAME, TENSORS
+from olm_train.checkpoint.tensors import Index, fill
+from olm_train.distributed.world import World
+from olm_train.estimate.memory import memory_of_step
+from olm_train.model.decoder import build_decoder
+from olm_train.model.loss_config import LossConfig
+from olm_train.model.shards import CUT_TENSORS
+from olm_train.parallel.config import (
+    ContextParallelConfig,
+    DataParallelConfig,
+    TensorParallelConfig,
+)
+from olm_train.parallel.context import require_tokens_alone
+from olm_train.parallel.mesh import Mesh
+from olm_train.parallel.tensor import require_cuttable
+
+pytestmark = pytest.mark.xdist_group("tensor")  # its fixtures are made once
+
+Ranks = list[dict[Any, Any]]
+QUICK = ["muon"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoints")
+    module = build(model=BASE, optim=MUON)
+    train(module, [ROWS], steps=[1, 2])
+    dcp.save(module.state_dict(), checkpoint_id=path / "one")
+    return path
+
+
+@pytest.fixture(scope="module")
+def four(folder: Path) -> Ranks:
+    found: Ranks = run_ranks(four_checks, 4, str(folder))
+    return found
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def ranks(request: pytest.FixtureRequest, folder: Path) -> Ranks:
+    if request.param == 4:
+        found: Ranks = request.getfixturevalue("four")
+        return found
+    return run_ranks(all_checks, 2, str(folder), SOME, QUICK)
+
+
+def alone(case: dict[str, Any]) -> tuple[Trained, list[torch.Tensor]]:
+    """The run of one rank, and what it says of all rows that ranks evaluate."""
+    options, _, parts = options_of(**case)
+    module = build(**options)
+    run = three_steps(module, parts)
+    batches = [make_batch([LENGTHS[row]], vocab_size=8, seed=row) for row in range(4)]
+    return run, [module.eval_losses(batch) for batch in batches]
+
+
+def assert_alike(ranks: Ranks, key: object, case: dict[str, Any]) -> None:
+    expected, evaluated = alone(case)
+    for number, rank in enumerate(ranks):
+        run = rank[key]
+        assert run.initial == expected.initial, key
+        assert run.losses == pytest.approx(expected.losses, rel=1e-6), key
+        assert run.gradients.keys() == expected.gradients.keys()
+        for name, gradient in expected.gradients.items():
+            far = (run.gradients[name] - gradient).abs().max() / gradient.abs().max()
+            assert far <= 1e-5, (key, name)
+        for name, value in expected.metrics.items():
+            if "pairs" in name:  # rounded down on each rank, of each micro-batch
+                assert value - 16 < run.metrics[name] <= value
+                continue
+            exact = name.startswith("train/") and value == int(value)  # counts
+            near = pytest.approx(value, rel=1e-5, abs=1e-7)
+            assert run.metrics[name] == (value if exact else near), (key, name)
+        for mine, theirs in zip(run.evaluated[:2], [evaluated[number]] * 2, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-4)
+        assert digest(run.weights) == digest(ranks[0][key].weights)
+
+
+def test_a_model_follows_one_rank(ranks: Ranks) -> None:
+    """Loss, counts, balance and gradients, of routers too, are summed once over all tokens."""
+    for name in TWO:
+        if name in ranks[0]:
+            assert_alike(ranks, name, TWO[name])
+
+
+@pytest.mark.slow
+def test_so_do_all_models_on_two_ranks(folder: Path) -> None:
+    rest = [name for name in TWO if name not in SOME]
+    found = run_ranks(all_checks, 2, str(folder), rest, [])
+    for name in rest:
+        assert_alike(found, name, TWO[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", FOUR)
+def test_so_do_layouts_of_four_ranks(layout: str, four: Ranks) -> None:
+    assert_alike(four, ("layout", layout), FOUR[layout])
+
+
+def test_every_optimizer_takes_the_steps_of_one_rank(ranks: Ranks) -> None:
+    names = [key[1] for key in ranks[0] if key[0] == "optim"]
+    assert {*names} >= {*QUICK}
+    for name in names:
+        expected = train(build(model=TWO["experts"]["model"], optim=OPTIMS[name]), [ROWS])
+        for rank in ranks:
+            run = rank["optim", name]
+            assert run.losses == pytest.approx(
+                expected.losses, rel=1e-2 if name == "half" else 1e-4
+            )
+            assert digest(run.weights) == digest(ranks[0]["optim", name].weights)
+
+
+def test_weights_after_muon_are_those_of_one_rank(ranks: Ranks) -> None:
+    expected = train(build(model=TWO["experts"]["model"], optim=MUON), [ROWS])
+    for name, weight in expected.weights.items():
+        found = ranks[0]["optim", "muon"].weights[name]
+        torch.testing.assert_close(found, weight, rtol=1e-3, atol=2e-4)
+
+
+def test_a_run_goes_on_to_the_bit_and_from_and_under_other_layouts(
+    ranks: Ranks, folder: Path
+) -> None:
+    module = build(model=BASE, optim=MUON)
+    train(module, [ROWS], steps=[1, 2])
+    saved = digest(full(module)["model"])
+    expected = train(module, [ROWS], steps=[3, 4]).losses
+    for rank in ranks:
+        found = rank["resumed"]
+        assert found["same"]
+        assert found["loaded"] == saved
+        assert found["losses"] == pytest.approx(expected, rel=1e-5)
+        assert found["fsdp"] == pytest.approx(expected, rel=1e-5)
+    module = build(model=BASE, optim=MUON)
+    state = module.state_dict()
+    dcp.load(state, checkpoint_id=folder / f"tp{len(ranks)}")
+    module.load_state_dict(state)
+    here = train(module, [ROWS], steps=[3, 4]).losses
+    assert here == pytest.approx(ranks[0]["resumed"]["rest"], rel=1e-5)
+
+
+def test_our_own_checkpoint_holds_the_rows_in_the_order_of_the_model(
+    ranks: Ranks, folder: Path
+) -> None:
+    files = Store(ranks[0]["resumed"]["ours"]).child(TENSORS)
+    index = Index.decode(files.read(INDEX_NAME, limit=1 << 20), INDEX_NAME)
+    by_torch, ours = (build(model=BASE, optim=MUON) for _ in range(2))
+    state = by_torch.state_dict()
+    dcp.load(state, checkpoint_id=folder / f"tp{len(ranks)}")
+    by_torch.load_state_dict(state)
+    found = ours.state_dict()
+    tensors = {
+        f"{part}.{name}": value
+        for part, values in found.items()
+        for name, value in values.items()
+        if isinstance(value, torch.Tensor)
+    }
+    fill(tensors, files, index)
+    for part, values in by_torch.state_dict().items():
+        for name, value in values.items():
+            assert torch.equal(value, tensors[f"{part}.{name}"]), name
+
+
+def test_different_rows_on_ranks_that_share_them_are_refused(ranks: Ranks) -> None:
+    for rank in ranks:
+        assert "ranks 0 and 1 share micro-batches, and were given different rows" in rank["refused"]
+
+
+def test_losses_of_labels_are_shown_as_on_one_rank(ranks: Ranks) -> None:
+    module, seen = build(model=BASE), list[torch.Tensor]()
+    module.watch_losses = lambda batch, by_label: seen.append(by_label.view_as(batch.labels))
+    module.train_step(micro_batches(1, [ROWS], World()), 1, 6)
+    for number, rank in enumerate(ranks):
+        readers = len(ranks) // 2
+        share = ROWS // readers
+        first = number // 2 * share
+        torch.testing.assert_close(rank["seen"][0], seen[0][first : first + share])
+
+
+def test_memory_is_counted_as_it_is_held(ranks: Ranks) -> None:
+    model = TWO["experts"]["model"]
+    memory, whole = (
+        memory_of_step(
+            model,
+            replace(build(model=model).config, tp_config=tp),
+            sequence_length=32,
+            world_size=len(ranks),
+        )
+        for tp in (TensorParallelConfig(degree=2), None)
+    )
+    held = ranks[0]["held"]
+    assert {name for name in held if f".{name}".endswith(CUT_TENSORS)} == ranks[0]["cut"]
+    assert held["blocks.0.attention.w_out.weight"] == (32 * 2 // len(ranks), 16)
+    assert held["blocks.0.feed_forward.router.weight"][1] == 32
+    assert memory.weights == 4 * sum(map(math.prod, held.values()))
+    assert memory.logits == whole.logits // 2
+    assert memory.activations < 0.6 * whole.activations
+    assert memory.gathered < whole.gathered
+
+
+@pytest.mark.slow
+def test_compiled_blocks_follow_one_rank() -> None:
+    expected = train(build(model=BASE), [ROWS], steps=[1, 2]).losses
+    for found in run_ranks(compiled_checks, 2):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+# ---- one process ---------------------------------------------------------------------------------
+
+
+def test_degrees_that_do_not_divide_the_ranks_are_refused_with_those_that_do() -> None:
+    config = DataParallelConfig()
+    with pytest.raises(UsageError, match="degree 3 does not divide the 4 ranks") as error:
+        config.mesh(4, tp=3)
+    assert "2 or 4" in str(error.value)
+    assert error.value.where == "train_module.tp_config.degree"
+    with pytest.raises(UsageError, match="3 ranks cannot have as many tokens each") as error:
+        build(rank_microbatch_size=32, tp_config=TensorParallelConfig(degree=3))
+    assert error.value.where == "train_module.tp_config.degree"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"name": "ddp"}, "set it to fsdp or hsdp"), ({"reshard_after_forward": 2}, "true or false")],
+)
+def test_ways_to_share_that_cut_no_matrices_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        DataParallelConfig(**options).mesh(4, tp=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "tp", "message"),
+    [
+        ({}, 8, "8 does not divide the 4 query heads.*set it to 4"),
+        ({"n_heads": 6, "n_kv_heads": 2, "head_dim": 8}, 3, "neither divides.*one of 2, 6"),
+        ({"n_heads": 8, "n_kv_heads": 1, "head_dim": 4}, 8, "8 does not divide the 4 entries"),
+        ({"feed_forward": {"hidden_size": 50}}, 4, "the 50 hidden units.*set it to 2 or 5"),
+        ({"vocab_multiple": 1}, 2, "(?s)97 rows of the embedding table.*2 or a multiple"),
+        ({"feed_forward": of_experts(**BALANCES["sequence_aux"]).feed_forward}, 2, "sequence_aux"),
+    ],
+)  # fmt: skip
+def test_models_that_cannot_be_cut_are_refused_with_what_can(
+    change: dict[str, Any], tp: int, message: str
+) -> None:
+    model = build_decoder(BASE.changed(**change), device="meta")
+    choice = LossConfig().choose(model.config, microbatch=32, compiling=False)
+    with pytest.raises(UsageError, match=f"(?s){message}"):
+        require_cuttable(model, choice, Mesh(tp=tp))
+
+
+def test_heads_of_a_rank_that_ulysses_cannot_deal_are_refused() -> None:
+    model = build_decoder(BASE, device="meta")
+    config = ContextParallelConfig(degree=2, exchange="ulysses")
+    require_tokens_alone(config, model)
+    with pytest.raises(UsageError, match="as many each of 1 heads of keys"):
+        require_tokens_alone(config, model, 2)
+
+
+def test_what_needs_all_logits_or_other_attention_is_refused_by_name() -> None:
+    model = build_decoder(MODEL.changed(vocab_multiple=1, vocab_size=96), device="meta")
+    choice = LossConfig(name="linear_cross_entropy").choose(
+        model.config, microbatch=32, compiling=False
+    )
+    with pytest.raises(UsageError, match="linear_cross_entropy wants all logits"):
+        require_cuttable(model, choice, Mesh(tp=2))
+    plain = LossConfig().choose(model.config, microbatch=32, compiling=False)
+    model.blocks[1].attention = torch.nn.Linear(4, 4, device="meta")
+    with pytest.raises(UsageError, match="attention by Linear"):
+        require_cuttable(model, plain, Mesh(tp=2))
