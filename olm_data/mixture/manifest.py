@@ -184,13 +184,11 @@ def read_mixture(path: str | Path, after: Lock | None = None) -> Mixture:
         InputError: a file with weights cannot be read.
     """
     values = Values.read(path, example="manifest.yaml", numbers="exact", digits_only=True)
-    if after is not None:
-        _fill_in(values, after)
-    return mixture_of(values)
+    return mixture_of(values if after is None else filled_in(values, after))
 
 
-def _fill_in(values: Values, lock: Lock) -> None:
-    """Put in what a manifest leaves out and the lock knows."""
+def filled_in(values: Values, lock: Lock) -> Values:
+    """Return the values of a manifest with what it leaves out of the run and the lock knows."""
     known = {key: getattr(lock, key) for key in ("seed", "sequence_length")}
     known |= {"packing": lock.packing.name}
     if "order" not in values.data:
@@ -200,6 +198,7 @@ def _fill_in(values: Values, lock: Lock) -> None:
     for key, value in known.items():
         if key not in values.data:
             values.give((key,), value, "the lock")
+    return values
 
 
 @contextmanager
