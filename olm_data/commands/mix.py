@@ -33,6 +33,16 @@ if TYPE_CHECKING:
     help="Let the last stage of the lock go on.  [default output: NAME-longer.lock.json]",
 )
 @click.option(
+    "--revise",
+    metavar="LOCK",
+    help="Go on with the manifest where a run of the lock is.  [needs --at]",
+)
+@click.option(
+    "--at",
+    metavar="RUN|TOKENS",
+    help="With --revise: a run (its last checkpoint), a checkpoint, or tokens from the beginning.",
+)
+@click.option(
     "--compare-packing", is_flag=True, help="Compare ways to pack its documents into rows."
 )
 @click.option(
@@ -55,6 +65,8 @@ def mix(
     tree: bool,
     diff: tuple[str, str] | None,
     extend: str | None,
+    revise: str | None,
+    at: str | None,
     compare_packing: bool,
     sequence_length: str | None,
     documents: str,
@@ -68,12 +80,13 @@ def mix(
     olm-data mix manifest.yaml --dry-run        prints the plan only
     olm-data mix manifest.yaml --dry-run --explain --tree
     olm-data mix manifest.yaml --extend 10B     writes manifest-longer.lock.json
+    olm-data mix --revise old.lock.json --at runs/1 new.yaml    writes new.lock.json
     olm-data mix --diff old.lock.json manifest.yaml
     olm-data mix manifest.yaml --compare-packing --html packing.html
     olm-data mix ./tokens/books --compare-packing --sequence-length 2048,8192
     """
     if diff:
-        if manifest or output or explain or tree or extend or compare_packing:
+        if manifest or output or explain or tree or extend or revise or at or compare_packing:
             raise UsageError(
                 "--diff takes two locks or manifests and nothing else",
                 where="--diff",
@@ -93,11 +106,21 @@ def mix(
     from olm_data.counts import parse_count
     from olm_data.mixture import mix as verb
     from olm_data.mixture.extend import extend as extend_lock
+    from olm_data.mixture.revise import revise as revise_lock
+    from olm_data.mixture.revise import standing
     from olm_data.mixture.summary import warnings
     from olm_data.path_kinds import require
 
+    if bool(revise) != bool(at) or (revise and extend):
+        raise UsageError(
+            "--revise takes a lock, --at says where in its run, and --extend has no part in it",
+            where="--revise",
+            fix="olm-data mix --revise old.lock.json --at RUN new.yaml",
+        )
     require(manifest, "mixture", *(["lock"] if extend else []), "file")
-    if extend:
+    if revise and at:
+        done = revise_lock(revise, at, manifest, output, dry_run=dry_run, overwrite=overwrite)
+    elif extend:
         tokens = parse_count(extend, "--extend")
         done = extend_lock(manifest, tokens, output, dry_run=dry_run, overwrite=overwrite)
     else:
@@ -109,14 +132,20 @@ def mix(
     if quiet() and not (as_json or tree or explain):
         click.echo(printable(made))
     note(made)
-    if extend:
-        older = done.lock.extends[-1]
+    if extend or revise:
+        older, length = done.lock.extends[-1], done.lock.sequence_length
         note(
             f"rows 0 to {older.rows - 1:,} are those of lock {older.digest[:12]} (order digest "
-            f"{older.order_sha256[:12]} in both); {done.lock.total_rows - older.rows:,} follow"
+            f"{older.order_sha256[:12]} in both), {older.rows * length:,} tokens; "
+            f"{done.lock.total_rows - older.rows:,} follow"
         )
+    for line in standing(done.lock) if revise else ():
+        note(line)
+    options = f" --extend {extend}" if extend else ""
+    if revise and at:
+        options = f" --revise {typed(revise)} --at {typed(at)}"
     following = (
-        f"olm-data mix {typed(manifest)}" + (f" --extend {extend}" if extend else "")
+        f"olm-data mix {typed(manifest)}{options}"
         if dry_run
         else f"torchrun -m olm_train.run train.yaml --data_loader.mixture={typed(done.path)}"
     )
@@ -150,7 +179,8 @@ def _compare_packing(
     from olm_data.storage.output_paths import refuse_output
 
     refuse_given(
-        ("output", "dry_run", "overwrite", "explain", "tree", "extend"), "a lock; this writes none"
+        ("output", "dry_run", "overwrite", "explain", "tree", "extend", "revise", "at"),
+        "a lock; this writes none",
     )
     require(target, "mixture", "dataset", "file")
     lengths = sequence_length.split(",") if sequence_length else []

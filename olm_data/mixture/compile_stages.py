@@ -22,14 +22,19 @@ from olm_data.order.schedule import Stage, rows_by_source
 from olm_data.order.slots import compile_shares, exact_parts, round_amounts, slot_table
 
 
-def compile_stages(mixture: Mixture, sources: Sequence[LockSource]) -> tuple[LockStage, ...]:
+def compile_stages(
+    mixture: Mixture, sources: Sequence[LockSource], kept: Sequence[LockStage] = ()
+) -> tuple[LockStage, ...]:
     """Compile the stages of a manifest against its sources.
+
+    Args:
+        kept: stages that come before; they are returned, too.
 
     Raises:
         UsageError: a stage without a row, or one whose sources cannot fill it within their
             `max_epochs` although `on_exhausted` lets others take over.
     """
-    stages: list[LockStage] = []
+    stages = list(kept)
     for index, spec in enumerate(mixture.stages):
         taken = [sum(stage.rows_by_source[s] for stage in stages) for s in range(len(sources))]
         start = sum(stage.tokens for stage in stages)
@@ -41,9 +46,10 @@ def compile_stages(mixture: Mixture, sources: Sequence[LockSource]) -> tuple[Loc
         labels = [stage.label for stage in stages]
         if twice := [stage.label for stage in compiled if stage.label in labels]:
             raise UsageError(
-                f"{twice[0]!r} is the name of a stage, and of the second part of another",
+                f"{twice[0]!r} is the name of a stage, and of "
+                + ("one before, which stays" if kept else "the second part of another"),
                 where=mixture.where("stages", index),
-                fix=f"give the stage {spec.name!r}, or {twice[0]!r}, another name",
+                fix=f"give the stage another name, such as {spec.name}-2",
             )
         stages += compiled
     return tuple(stages)
@@ -195,28 +201,34 @@ def _refuse_short(
 
 
 def refuse_exhausted(
-    mixture: Mixture, sources: Sequence[LockSource], stages: Sequence[LockStage]
+    mixture: Mixture, sources: Sequence[LockSource], stages: Sequence[LockStage], kept: int = 0
 ) -> None:
-    """Raise when a source is drawn beyond its cap, with the numbers and what would make it fit."""
-    length, total = mixture.sequence_length, sum(stage.tokens for stage in stages)
+    """Raise when a source is drawn beyond its cap, with the numbers and what would make it fit.
+
+    Args:
+        kept: so many first stages are not the manifest's; they stay.
+    """
+    length, total = mixture.sequence_length, sum(stage.tokens for stage in stages[kept:])
     problems, raised, lowered, lines = [], [], [], []
     fits = Fraction(total)
     for index, source in enumerate(sources):
         drawn = sum(stage.rows_by_source[index] for stage in stages)
         cap = int(source.rows * Fraction(source.max_epochs))
-        if drawn <= cap:
+        taken = sum(stage.rows_by_source[index] for stage in stages[:kept])
+        if drawn <= max(cap, taken):
             continue
         problems.append(
             f"source {source.name!r} is exhausted: the stages draw {drawn:,} rows "
             f"({drawn * length:,} tokens), {drawn / source.rows:.2f} epochs of its "
             f"{source.rows:,} rows; max_epochs {float(Fraction(source.max_epochs)):g} allows "
-            f"{cap:,} rows"
+            f"{cap:,} rows" + (f", and {taken:,} are drawn before" if taken else "")
         )
         lines.append(mixture.where("sources", source.name, "max_epochs"))
         raised.append(f"max_epochs: {math.ceil(Fraction(drawn, source.rows))} for {source.name!r}")
-        lowered.append(f"at most {cap * length:,} tokens of {source.name!r}")
+        lowered.append(f"at most {max(cap - taken, 0) * length:,} tokens of {source.name!r}")
         # each stage may draw one row more than its exact share
-        fits = min(fits, Fraction(total * max(cap - len(stages), 0), drawn))
+        room = max(cap - taken - len(stages[kept:]), 0)
+        fits = min(fits, Fraction(total * room, drawn - taken))
     if problems:
         raise UsageError(
             "\n".join(problems),
@@ -225,7 +237,7 @@ def refuse_exhausted(
             if mixture.on_exhausted == "error"
             else "a stage by epochs takes what it says, so no other source can take over",
             fix=f"set {', '.join(raised)}; or draw {', '.join(lowered)} (lower the weight, or "
-            f"shorten the run to about {int(fits):,} tokens)",
+            f"shorten the {'stages' if kept else 'run'} to about {int(fits):,} tokens)",
         )
     _refuse_exhausted_stage(mixture, sources, stages)
 

@@ -110,7 +110,7 @@ def _keys(lock: Lock) -> list[bytes]:
     for index, source in enumerate(lock.sources):
         order = lock.order.for_source(index)
         drawn_on = msgspec.structs.replace(source, max_epochs="")
-        keys.append(msgspec.json.encode([drawn_on, order.name, order]))
+        keys.append(msgspec.json.encode([drawn_on, order.name, order], order="deterministic"))
     return keys
 
 

@@ -39,7 +39,11 @@ def explain(lock: Lock) -> list[str]:
         part, end = stage.parts[0], start + stage.tokens
         how = f"floor({end:,} / S) - floor({start:,} / S)"
         if part.epochs:
+            whole = [
+                int(Fraction(e) * s.rows) for e, s in zip(part.epochs, lock.sources, strict=True)
+            ]
             how = "sum of floor(epochs x rows of the source)"
+            how += f" is {sum(whole):,}, cut by a revision" * (stage.rows < sum(whole))
         blocks, rest = divmod(stage.rows, part.block)
         rows = [
             [
@@ -106,8 +110,9 @@ def _cap(stage: ManifestStage, source: str, before: int) -> str:
 
 def _exact(lock: Lock, stage: ManifestStage) -> list[str]:
     return [
-        f"  {part.label}: B = {part.block:,}; {part.rows // part.block:,} x B = {part.rows:,} "
-        f"rows; counts {', '.join(counts)}"
+        f"  {part.label}: B = {part.block:,}; {part.rows // part.block:,} x B"
+        + (f" + {part.rows % part.block:,}" if part.rows % part.block else "")
+        + f" = {part.rows:,} rows; counts {', '.join(counts)}"
         for part in stage.parts
         if (counts := [f"{s.name} {n:,}" for s, n in zip(lock.sources, part.counts, strict=True)])
     ]

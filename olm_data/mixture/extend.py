@@ -1,15 +1,18 @@
-"""A longer run that begins with the rows of an older one: the verb behind `mix --extend`.
+"""A run that begins with the rows of an older one: the verb behind `mix --extend`.
 
-    Lock, tokens --longer--> Lock: its last stage goes on; `extends` names the older lock
+    Lock, tokens --longer--> Lock: its last stage goes on
+    Lock, rows, what comes then --continued--> Lock: `extends` names the older locks
 
 The trainer goes on from a checkpoint of a lock that is named there. Proven before it is returned:
-by structure (diff.same_rows) and by the order digest of rows sampled in both.
+by structure (diff.same_rows) and by the order digest of rows sampled in both. `revise.py` begins
+with other sources and stages somewhere in the run.
 """
 
 from __future__ import annotations
 
 import os
 from fractions import Fraction
+from typing import Any
 
 import msgspec
 
@@ -18,7 +21,7 @@ from olm_data.errors import UsageError
 from olm_data.mixture.compile_stages import rows_between
 from olm_data.mixture.diff import same_rows
 from olm_data.mixture.lock import Lock, split
-from olm_data.mixture.lock_format import OlderLock, manifest_stages
+from olm_data.mixture.lock_format import LockStage, OlderLock, manifest_stages
 from olm_data.mixture.mix import MANIFESTS, MixResult
 from olm_data.order.schedule import Stage, rows_by_source, sample_rows, schedule_sha256
 from olm_data.storage.output_paths import refuse_output
@@ -41,19 +44,28 @@ def extend(
     name, ending = os.path.splitext(path)
     older = name + ".lock.json" if ending in MANIFESTS else path
     lock = longer(Lock.read(older), tokens, older)
-    if output is not None:
-        refuse_output(output, "--output", "file")
-    output = output or older.removesuffix(".json").removesuffix(".lock") + "-longer.lock.json"
-    if split(output)[0] != lock.folder or not output.endswith(".json"):
+    default = older.removesuffix(".json").removesuffix(".lock") + "-longer.lock.json"
+    output = beside(older, output or default)
+    if dry_run:
+        return MixResult(lock, output, "dry run")
+    return MixResult(lock, output, lock.write(output, overwrite=overwrite))
+
+
+def beside(older: str, output: str) -> str:
+    """Return the path of a lock that goes on with the one at `older`.
+
+    Raises:
+        UsageError: it is no .json file in the folder of that one.
+    """
+    refuse_output(output, "--output", "file")
+    if split(output)[0] != split(older)[0] or not output.endswith(".json"):
         raise UsageError(
-            "the longer lock must be a .json file beside the older one",
+            "the new lock must be a .json file beside the older one",
             where=output,
             why="it shares its row plans and relative locations",
             fix=f"--output {os.path.splitext(older)[0]}-longer.json",
         )
-    if dry_run:
-        return MixResult(lock, output, "dry run")
-    return MixResult(lock, output, lock.write(output, overwrite=overwrite))
+    return output
 
 
 def longer(lock: Lock, tokens: int, where: str) -> Lock:
@@ -84,23 +96,37 @@ def longer(lock: Lock, tokens: int, where: str) -> Lock:
             where=where,
             fix=f"extend by at least {length:,} tokens, and to at most 2^62 in all",
         )
-    drawn = rows_by_source(Stage(rows, last.counts), lock.schedule().table(len(lock.stages) - 1))
-    last = msgspec.structs.replace(last, rows=rows, tokens=total, rows_by_source=drawn)
-    _refuse_exhausted(lock, last.max_epochs, drawn, tokens, where)
-    older = sample_rows(lock.total_rows)
-    digest = schedule_sha256(lock.schedule(), older)
-    new = msgspec.structs.replace(
-        lock,
-        stages=(*lock.stages[:-1], last),
-        extends=(
-            *lock.extends,
-            OlderLock(digest=lock.digest, rows=lock.total_rows, order_sha256=digest),
-        ),
-        digest="",
-    )
+    longer = resized(lock, len(lock.stages) - 1, rows, total)
+    _refuse_exhausted(lock, last.max_epochs, longer.rows_by_source, tokens, where)
+    return continued(lock, lock.total_rows, stages=(*lock.stages[:-1], longer))
+
+
+def resized(lock: Lock, index: int, rows: int, tokens: int) -> LockStage:
+    """Return a stage of a lock with other numbers of rows and tokens, drawn in the same order."""
+    stage = lock.stages[index]
+    drawn = rows_by_source(Stage(rows, stage.counts), lock.schedule().table(index))
+    return msgspec.structs.replace(stage, rows=rows, tokens=tokens, rows_by_source=drawn)
+
+
+def continued(lock: Lock, rows: int, **changes: Any) -> Lock:
+    """Return a lock with other values behind its first `rows` rows, which stay what they are.
+
+    `extends` of it names `lock` and the older ones, each with the rows that all of them share.
+    """
+    own = OlderLock(digest=lock.digest, rows=rows, order_sha256="")
+    shared = [
+        msgspec.structs.replace(
+            older, rows=end, order_sha256=schedule_sha256(lock.schedule(), sample_rows(end))
+        )
+        for older in (*lock.extends, own)
+        for end in [min(older.rows, rows)]
+    ]
+    new = msgspec.structs.replace(lock, **changes, extends=tuple(shared), digest="")
     new = msgspec.structs.replace(new, digest=new.compute_digest())
-    assert same_rows(lock, new) == lock.total_rows
-    assert schedule_sha256(new.schedule(), older) == digest
+    assert same_rows(lock, new) >= rows
+    for older in shared:
+        order = schedule_sha256(new.schedule(), sample_rows(older.rows))
+        assert order == older.order_sha256
     return new
 
 

@@ -16,6 +16,8 @@ from functools import partial
 from typing import Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
 from olm_data.bounded_json import digest as canonical_digest
@@ -34,6 +36,7 @@ from olm_data.order.base import Order
 from olm_data.order.orders import lock_key
 from olm_data.order.schedule import VERSION as ORDER
 from olm_data.order.schedule import Schedule, Stage
+from olm_data.order.steps import order_digest
 from olm_data.packing.base import Packing
 from olm_data.packing.concat import StreamRows
 from olm_data.packing.packings import from_lock as packing_from_lock
@@ -55,7 +58,7 @@ class Lock(LockFile, frozen=True, kw_only=True):
         sources: in order of their names.
         stages: in the order of the run.
         locations: source name -> path of the dataset relative to `folder`, absolute path or URL.
-        extends: older locks whose rows are the first ones of this, the oldest first.
+        extends: older locks whose first rows are those of this, the oldest first.
         digest: names this mixture everywhere else.
         order: of the rows of each source in an epoch.
         packing: how documents became rows.
@@ -83,14 +86,25 @@ class Lock(LockFile, frozen=True, kw_only=True):
         """Tokens of a row as trained, for each stage: its own sequence length or the lock's."""
         return tuple(stage.sequence_length or self.sequence_length for stage in self.stages)
 
-    def continues(self, digest: str, rows: int) -> bool:
-        """Return whether the first `rows` rows are those of the lock that `digest` names.
+    def digests(self, rows: int) -> list[str]:
+        """Return the digests of the locks whose first `rows` rows are those of this one.
 
-        What trained on them may then go on with this lock: the one place that decides it.
+        That is its own and those of older locks. What was trained on these rows may go on with this
+        lock: the one place that decides it.
         """
-        shared = {older.digest: older.rows for older in self.extends}
-        shared[self.digest] = self.total_rows
-        return rows <= shared.get(digest, -1)
+        ends = {older.digest: older.rows for older in self.extends}
+        ends[self.digest] = self.total_rows
+        return [digest for digest, end in ends.items() if rows <= end]
+
+    def gave(self, order: str | None, rows: NDArray[np.int64]) -> bool:
+        """Return whether a logged `order_digest` is that of these rows, of this or an older lock.
+
+        Args:
+            rows: int64 [m].
+        """
+        return order in [
+            order_digest(digest, rows) for digest in self.digests(rows.max(initial=-1) + 1)
+        ]
 
     def rows_drawn(self, source: int) -> int:
         """Return the rows that the run draws of the source of this index."""

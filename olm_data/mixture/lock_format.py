@@ -124,11 +124,11 @@ class LockStage(
 
 
 class OlderLock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An older lock whose rows are the first ones of this lock.
+    """An older lock whose first rows are those of this lock.
 
     Attributes:
         digest: of the older lock.
-        rows: of the older lock.
+        rows: how many are the same; all of it, or up to where a revision begins.
         order_sha256: `schedule_sha256` of `sample_rows(rows)`, the same in both locks.
     """
 

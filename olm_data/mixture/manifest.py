@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, make_dataclass
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -42,6 +42,9 @@ from olm_data.packing.packings import PACKINGS, for_order
 from olm_data.select.where import Condition
 from olm_data.storage.objects import LOCATIONS, scheme_of
 from olm_data.storage.store import is_remote
+
+if TYPE_CHECKING:
+    from olm_data.mixture.lock import Lock
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -170,14 +173,32 @@ class Mixture:
         return path if is_remote(path) else os.path.abspath(os.path.join(self.folder, path))
 
 
-def read_mixture(path: str | Path) -> Mixture:
+def read_mixture(path: str | Path, after: Lock | None = None) -> Mixture:
     """Read a manifest file.
+
+    Args:
+        after: the lock of a run that goes on with it: what of the run the manifest leaves out.
 
     Raises:
         UsageError: it cannot be read; a key or value is refused, the message has its line.
         InputError: a file with weights cannot be read.
     """
-    return mixture_of(Values.read(path, example="manifest.yaml", numbers="exact", digits_only=True))
+    values = Values.read(path, example="manifest.yaml", numbers="exact", digits_only=True)
+    return mixture_of(values if after is None else filled_in(values, after))
+
+
+def filled_in(values: Values, lock: Lock) -> Values:
+    """Return the values of a manifest with what it leaves out of the run and the lock knows."""
+    known = {key: getattr(lock, key) for key in ("seed", "sequence_length")}
+    known |= {"packing": lock.packing.name}
+    if "order" not in values.data:
+        keys = {one.name for one in fields_of(manifest_orders()[lock.order.name])}
+        known |= {"order": lock.order.name}
+        known |= {key: getattr(lock.order, key) for key in keys & {*lock.order.__struct_fields__}}
+    for key, value in known.items():
+        if key not in values.data:
+            values.give((key,), value, "the lock")
+    return values
 
 
 @contextmanager

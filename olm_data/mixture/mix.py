@@ -5,16 +5,18 @@
       --warnings--> what the sources share
       --publish_plan, Lock.write--> row-plans/, NAME.lock.json
 
-`summary.py` says what a lock holds, `extend.py` makes a longer one.
+`summary.py` says what a lock holds, `extend.py` makes a longer one, `revise.py` one that goes on
+with other sources and stages.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +24,7 @@ from msgspec.structs import asdict
 
 from olm_data import __version__
 from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.manifest import read_manifest
 from olm_data.dataset.target import dataset_root
 from olm_data.dataset.tokenizer import TokenizerInfo, TokenizerRules
 from olm_data.dataset.view import View, ViewInfo
@@ -79,15 +82,7 @@ def mix(
             "the output must be a .json file", where=path, fix=f"--output {path}.lock.json"
         )
     plan = MixPlan.open(manifest, split(path)[0])
-    with plan.staging(here=not dry_run) as staging:
-        plan = plan.packed_in(staging)
-        lock = plan.compile()
-        warned = tuple(plan.warnings(lock))
-        if dry_run:
-            return MixResult(lock, path, "dry run", warned)
-        for name, source in plan.packed.items():  # before the lock that needs them
-            publish_plan(source.plan, staging / name, Store(plan.folder))
-    return MixResult(lock, path, lock.write(path, overwrite=overwrite), warned)
+    return plan.write(path, MixPlan.compile, dry_run=dry_run, overwrite=overwrite)
 
 
 @dataclass(frozen=True)
@@ -104,7 +99,7 @@ class MixPlan:
 
     Attributes:
         mixture: the parsed manifest.
-        datasets: one for each source, by name.
+        datasets: one for each source, by name; after a run, those that it drew on, too.
         folder: where the lock will lie; "" for the manifest's folder.
         views: of the sources with `where` or `exclude_ids`, by name.
         packed: the row plan of each source that needs one, for its packing or view, by name.
@@ -117,17 +112,46 @@ class MixPlan:
     packed: Mapping[str, PackedSource] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, manifest: str, folder: str = "") -> MixPlan:
-        """Read a manifest and open what it names. Raises as `open_sources` and `open_views`."""
-        mixture = read_mixture(manifest)
-        return cls(mixture, open_sources(mixture), folder, open_views(mixture))
+    def open(
+        cls,
+        manifest: str,
+        folder: str = "",
+        after: Lock | None = None,
+        locked: Mapping[str, str] = MappingProxyType({}),
+    ) -> MixPlan:
+        """Read a manifest and open what it names. Raises as `open_sources` and `open_views`.
+
+        Args:
+            after: lock of a run that goes on with it.
+            locked: digests of the datasets of sources that it drew on, by name.
+        """
+        mixture = read_mixture(manifest, after)
+        return cls(mixture, open_sources(mixture, locked), folder, open_views(mixture))
 
     @property
     def planned(self) -> list[str]:
         """Names of the sources that need a row plan."""
-        return [
-            name for name in self.datasets if self.mixture.packing.planned or name in self.views
-        ]
+        names = [source.name for source in self.mixture.sources]
+        return names if self.mixture.packing.planned else [n for n in names if n in self.views]
+
+    def write(
+        self, path: str, compiled: Callable[[MixPlan], Lock], *, dry_run: bool, overwrite: bool
+    ) -> MixResult:
+        """Pack the rows, compile the lock and write it to `path`, unless it is a dry run.
+
+        Raises:
+            UsageError, InputError, ValidationError: the manifest or its data are refused.
+            ConflictError: another lock is there and `overwrite` is not set.
+        """
+        with self.staging(here=not dry_run) as staging:
+            plan = self.packed_in(staging)
+            lock = compiled(plan)
+            warned = tuple(plan.warnings(lock))
+            if dry_run:
+                return MixResult(lock, path, "dry run", warned)
+            for name, source in plan.packed.items():  # before the lock that needs them
+                publish_plan(source.plan, staging / name, Store(plan.folder))
+        return MixResult(lock, path, lock.write(path, overwrite=overwrite), warned)
 
     @contextmanager
     def staging(self, *, here: bool) -> Iterator[Path]:
@@ -170,7 +194,11 @@ class MixPlan:
 
     def warnings(self, lock: Lock) -> list[str]:
         """Return what the datasets tell of the sources that a lock draws on."""
-        drawn = [s.name for i, s in enumerate(lock.sources) if lock.rows_drawn(i)]
+        drawn = [
+            s.name
+            for i, s in enumerate(lock.sources)
+            if lock.rows_drawn(i) and (s.view is None or s.name in self.views)
+        ]
         return warnings_of_sources({name: self.datasets[name] for name in drawn}, self.views)
 
     def compile(self) -> Lock:
@@ -181,14 +209,20 @@ class MixPlan:
             InputError: a source has no whole row.
             UsageError: a stage without a row, or a source drawn beyond its `max_epochs`.
         """
+        lock = self.without_stages()
+        stages = compile_stages(self.mixture, lock.sources)
+        refuse_exhausted(self.mixture, lock.sources, stages)
+        lock = msgspec.structs.replace(lock, stages=stages)
+        return msgspec.structs.replace(lock, digest=lock.compute_digest())
+
+    def without_stages(self) -> Lock:
+        """Compile the sources alone; raises as `compile`."""
         mixture = self.mixture
         tokenizer = self._tokenizer()
         sources = tuple(map(self._source, mixture.sources))
-        stages = compile_stages(mixture, sources)
-        refuse_exhausted(mixture, sources, stages)
         folder = self.folder or mixture.folder
         order = self._order(sources)
-        lock = Lock(
+        return Lock(
             format=FORMAT,
             version=VERSION,
             seed=mixture.seed,
@@ -196,7 +230,7 @@ class MixPlan:
             packing=from_lock(mixture.packing.name, order),
             tokenizer=convert(tokenizer, TokenizerRules, from_attributes=True),
             sources=sources,
-            stages=stages,
+            stages=(),
             locations={
                 source.name: _relative(source.data, mixture.folder, folder)
                 for source in mixture.sources
@@ -206,7 +240,6 @@ class MixPlan:
             folder=folder,
             order=order,
         )
-        return msgspec.structs.replace(lock, digest=lock.compute_digest())
 
     def _tokenizer(self) -> TokenizerInfo:
         first, *others = (source.name for source in self.mixture.sources)
@@ -288,8 +321,14 @@ def _relative(data: str, manifest_folder: str, lock_folder: str) -> str:
     return Path(os.path.relpath(absolute, lock_folder)).as_posix()
 
 
-def open_sources(mixture: Mixture) -> dict[str, Dataset]:
+def open_sources(
+    mixture: Mixture, locked: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Dataset]:
     """Open the dataset of each source of a manifest: source name -> dataset.
+
+    Args:
+        locked: source name -> digest of the version of it that is opened, where there is such a
+            version; of other sources it is the newest.
 
     Raises:
         InputError: there is no dataset at a source's `data`; the message has the manifest's line.
@@ -297,7 +336,9 @@ def open_sources(mixture: Mixture) -> dict[str, Dataset]:
     datasets = {}
     for source in mixture.sources:
         try:
-            datasets[source.name] = Dataset.open(mixture.resolve(source.data))
+            store = Store(mixture.resolve(source.data))
+            found = read_manifest(store, locked.get(source.name), or_newest=True)
+            datasets[source.name] = Dataset(store, found)
         except InputError as error:
             line = mixture.where("sources", source.name, "data")
             error.where = f"{error.where} (from {line})"

@@ -152,6 +152,13 @@ class Order(OrderKeys, frozen=True):
         """Return what of the order concerns the source of this index."""
         return self
 
+    def join(self, others: Sequence[Self]) -> Self:
+        """Return the order of several sources, of this one and the others: what `for_source` parts.
+
+        Of parts of different orders it is one that gives not all of them back.
+        """
+        return self
+
     def cache_bytes(
         self, source: int, sequence_length: int, token_ends: Int64, shard_bytes: Int64
     ) -> int:

@@ -97,6 +97,11 @@ class Windowed(Order, frozen=True):
         """Return the window and the chunks of one source."""
         return Windowed(window_chunks=self.window_chunks, chunk_rows=(self.chunk_rows[source],))
 
+    def join(self, others: Sequence[Windowed]) -> Windowed:
+        """Return the order of several sources, each with its chunks."""
+        chunks = tuple(c for order in (self, *others) for c in order.chunk_rows)
+        return Windowed(window_chunks=self.window_chunks, chunk_rows=chunks)
+
     def cache_bytes(
         self, source: int, sequence_length: int, token_ends: Int64, shard_bytes: Int64
     ) -> int:

@@ -4,6 +4,7 @@
     metrics.jsonl    -> rows, skipped ranges, order digests ------+--> Run
     sample.json      <- Sample                     text that the trained model made
     environment.json <- versions, device and driver of the latest start
+    step00000100/    -> Position                    how far a checkpoint has come in its data
 
 Ranges may have been added to `skip`, and taken out again, while the run went on; what was skipped
 in the past is what the log says.
@@ -12,6 +13,7 @@ in the past is what the log says.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,20 +23,26 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from olm_data.bounded_json import MalformedJson, decode
-from olm_data.errors import InputError, UsageError, printable
+from olm_data.bounded_json import MalformedJson, Size, decode
+from olm_data.errors import InputError, UsageError, ValidationError, printable
 from olm_data.order.steps import Range, StepSizes, merge_ranges
 from olm_data.path_kinds import nearest
 from olm_data.regular_files import read_regular
 from olm_data.run_log.lines import malformed_log
 from olm_data.run_log.log import METRICS, RunLog, Step
 from olm_data.storage.disk import write_durable
+from olm_data.storage.store import Store, absolute, read_json
 
 T = TypeVar("T")
 
 CONFIG, SAMPLE, ENVIRONMENT = "config.json", "sample.json", "environment.json"
 LEASE = "lease-"
 """Start of the name of the lease by which a run holds its folder; `.lease-` in another work_dir."""
+
+
+_MANIFEST = "manifest.json"
+_WHOLE = re.compile(r"(step(\d{8,}))/" + re.escape(_MANIFEST))
+"""The file of a checkpoint, in the folder of its run, that is written last."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +193,64 @@ class Run:
             steps=log.steps,
             notes=log.notes,
         )
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the checkpoint in `folder` has come: so many rows of the lock of that digest."""
+
+    folder: str
+    lock: str
+    rows: int
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    format: Literal["olm-checkpoint"]
+    lock_digest: str
+    folder: str = ""
+
+
+class _LoaderState(msgspec.Struct, frozen=True):
+    rows_consumed: Size
+
+
+class _State(msgspec.Struct, frozen=True):
+    data_loader: _LoaderState
+
+
+def read_position(place: str) -> Position:
+    """Read the position of a checkpoint, or of the newest one of a run; local or remote.
+
+    Its weights are not looked at: whoever goes on from it checks them.
+
+    Raises:
+        InputError: there is no checkpoint, or the data of its run came from no mixture lock.
+        ValidationError: it is malformed.
+    """
+    store = Store(absolute(place))
+    if not store.exists(_MANIFEST):
+        found = filter(None, (_WHOLE.fullmatch(entry.name) for entry in store.entries()))
+        newest = max(found, key=lambda match: int(match[2]), default=None)
+        if newest is None:
+            raise InputError(
+                "there is no checkpoint here",
+                where=place,
+                fix=nearest(place, "give the trainer.save_folder of a run that saved one"),
+            )
+        store = store.child(newest[1])
+    try:
+        manifest = decode(read_json(store, _MANIFEST), _Manifest)
+        if not manifest.lock_digest:
+            raise InputError("the data of this run came from no mixture lock", where=store.root)
+        files = store.child(manifest.folder) if manifest.folder else store
+        state = decode(read_json(files, "train.json"), _State)
+    except (MalformedJson, FileNotFoundError) as error:
+        raise ValidationError(
+            f"this is no whole checkpoint: {printable(str(error))[:200]}",
+            where=store.root,
+            fix="give an earlier checkpoint of the run",
+        ) from None
+    rows = state.data_loader.rows_consumed
+    return Position(folder=store.root, lock=manifest.lock_digest, rows=rows)
 
 
 def refuse_without_lock(log: RunLog) -> None:

@@ -261,13 +261,8 @@ class DataLoader(DataLoaderBase):
             UsageError: `skip` names rows that were trained on, or no step of these batch sizes
                 ends where the state was taken.
         """
-        if not self.lock.continues(state["lock_digest"], int(state["rows_consumed"])):
-            raise ValidationError(
-                "the checkpoint was trained on another mixture",
-                where=lock_difference(state.get("lock", {}), describe_lock(self.lock)),
-                why="its position means other rows in this lock: tokens would repeat or be lost",
-                fix="train with the lock the run was started with, or start a new run",
-            )
+        if state["lock_digest"] not in self.lock.digests(int(state["rows_consumed"])):
+            raise self._another_mixture(state)
         consumed, total = int(state["rows_consumed"]), self._reader.total_rows
         history = clip_ranges(merge_ranges(state["skip"]), 0, consumed)
         for a, b in clip_ranges(self.skip, 0, consumed):
@@ -289,6 +284,27 @@ class DataLoader(DataLoaderBase):
             )
         self.close()
         self._steps, self.step = steps, step
+
+    def _another_mixture(self, state: JsonObject) -> ValidationError:
+        """Return the error that a state's lock gave other rows than this one."""
+        border = {older.digest: older.rows for older in self.lock.extends}.get(state["lock_digest"])
+        if border is None:
+            return ValidationError(
+                "the checkpoint was trained on another mixture",
+                where=lock_difference(state.get("lock", {}), describe_lock(self.lock)),
+                why="its position means other rows in this lock: tokens would repeat or be lost",
+                fix="train with the lock the run was started with, or start a new run",
+            )
+        steps = self._steps
+        last = steps.sizes.count(steps.kept.before(border))
+        return ValidationError(
+            f"the checkpoint was trained on {int(state['rows_consumed']):,} rows of the older "
+            f"mixture, and this lock goes its own way from row {border:,}, after step {last:,}",
+            why="rows of the older mixture beyond that are not in this one",
+            fix=f"go on from a checkpoint of step {last:,} or before: remove the later ones, or "
+            "choose another trainer.save_folder and set trainer.load_path to it; or revise the "
+            "older lock at this checkpoint: olm-data mix --revise LOCK --at RUN manifest.yaml",
+        )
 
     def ready(self, seconds: float) -> bool:
         """Wait up to `seconds` for the thread's next step; True where there is no thread."""

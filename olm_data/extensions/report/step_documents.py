@@ -20,7 +20,6 @@ import numpy as np
 from olm_data.errors import InputError, OlmError, ValidationError, printable
 from olm_data.extensions.show.ledger import PieceLoss, SourceLoss, StepLosses, show_step_losses
 from olm_data.extensions.show.steps import NOT_TAKEN, TRAINED
-from olm_data.order.steps import order_digest
 from olm_data.rows.views import DocumentView, LockRows
 from olm_data.run_log.log import Step
 
@@ -91,7 +90,7 @@ def step_documents(
     numbers = np.arange(first, end)
     for low, high in step.skipped:
         numbers = numbers[(numbers < low) | (numbers >= high)]
-    if step.order not in (None, order_digest(rows.lock.digest, numbers)):
+    if step.order is not None and not rows.lock.gave(step.order, numbers):
         raise ValidationError(
             f"step {step.step:,} of the run was not made of these rows",
             fix="olm-data verify RUN compares all of the log with the lock",

@@ -242,9 +242,9 @@ def _name_apart(runs: Sequence[TrainedRun], folders: Sequence[str]) -> None:
 def _other_lock(lock: Lock, run: TrainedRun) -> str:
     """Return a remark where a run was not trained on this mixture, else nothing."""
     digests = {start.lock for start in run.log.starts}
-    if digests <= {lock.digest}:
+    if not (unknown := digests - {*lock.digests(0)}):
         return ""
-    others = ", ".join(sorted(digest[:12] for digest in digests - {lock.digest}))
+    others = ", ".join(sorted(digest[:12] for digest in unknown))
     return note(f"{run.name} was also trained by another lock than this page's: {others}.")
 
 

@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import msgspec
+import numpy as np
 from msgspec import UNSET, UnsetType
+from numpy.typing import NDArray
 
 from olm_data.errors import UsageError, ValidationError
 from olm_data.order.steps import Range, Split, Steps, StepSizes, order_digest, rows_of_tokens
@@ -190,8 +192,7 @@ def show_step(
         ValidationError: the run's log says that the step was made of other rows.
     """
     rows = batches.steps.rows(step - 1)
-    order = order_digest(batches.rows.lock.digest, rows)
-    _check_log(batches, step, order)
+    _check_log(batches, step, rows)
     positions: Sequence[int] = range(len(rows))
     if rank is not None:
         split = batches.split(step)
@@ -209,7 +210,7 @@ def show_step(
     return StepView(
         step=step,
         state=batches.state(step),
-        order=order,
+        order=order_digest(batches.rows.lock.digest, rows),
         rows_of_step=len(rows),
         rows=(_row(batches, step, at, int(rows[at])) for at in positions[:most]),
     )
@@ -246,16 +247,18 @@ def _range(text: str) -> Range:
     return int(first), int(end)
 
 
-def _check_log(batches: Batches, step: int, order: str) -> None:
+def _check_log(batches: Batches, step: int, rows: NDArray[np.int64]) -> None:
     """Refuse to show a trained step that the log says was made of something else."""
     if batches.run is None:
         return
+    lock = batches.rows.lock
     for logged in batches.run.steps:
-        if logged.step == step and logged.order not in (None, order):
+        if logged.step == step and logged.order is not None and not lock.gave(logged.order, rows):
             raise ValidationError(
                 f"step {step:,} of the run was not made of these rows",
                 where=f"{batches.run.folder / METRICS}, line {logged.line}",
-                why=f"its order digest is {logged.order}; this lock gives {order}",
+                why=f"its order digest is {logged.order}; this lock gives "
+                f"{order_digest(lock.digest, rows)}",
                 fix="give the lock the run was trained with; olm-data verify RUN checks all of "
                 "the log",
             )

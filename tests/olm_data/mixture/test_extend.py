@@ -37,10 +37,10 @@ def test_an_extended_run_begins_with_the_old_one_and_says_so(
     for older in longest.extends:
         rows = sample_rows(older.rows)
         assert schedule_sha256(longest.schedule(), rows) == older.order_sha256
-        assert longest.continues(older.digest, older.rows)
-        assert not longest.continues(older.digest, older.rows + 1)
-    assert longest.continues(longest.digest, longest.total_rows)
-    assert not old.continues(long.digest, 0)
+        assert older.digest in longest.digests(older.rows)
+        assert older.digest not in longest.digests(older.rows + 1)
+    assert longest.digests(longest.total_rows)[-1] == longest.digest
+    assert long.digest not in old.digests(0)
     assert Lock.decode(longest.encode(), "x.lock.json").extends == longest.extends
 
 
