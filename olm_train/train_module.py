@@ -44,7 +44,7 @@ from olm_train.model.weights_folder import kept
 from olm_train.optim.state import make_room, state_of
 from olm_train.parallel.apply import parallelize, reshard
 from olm_train.parallel.context import ContextParallel, require_same_rows
-from olm_train.parallel.pipeline import Pipeline, carrying, require_undivided
+from olm_train.parallel.pipeline import Pipeline, carrying
 from olm_train.parallel.tensor import TensorParallel
 from olm_train.stability.gate import FiniteGate
 from olm_train.train_module_config import TransformerTrainModuleConfig
@@ -108,7 +108,7 @@ class TransformerTrainModule(GradientStep):
         self._compared = world.sharers == world.stages == 1
         self._pipeline, whole = None, self.model
         if config.pp_config is not None:
-            require_undivided(config, world.size)
+            config.require_stages(world.size)
             self._pipeline = Pipeline(config.pp_config, self.model, mesh, world)
             self._stages, whole = self._pipeline.group, self._pipeline.whole
             self.world = world = replace(world, groups=(self._pipeline.group,))

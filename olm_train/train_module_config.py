@@ -140,3 +140,34 @@ class TransformerTrainModuleConfig(Config):
         """Return which rank of a run does what; see `DataParallelConfig.mesh`."""
         degrees = {axis: self._degree(f"{axis}_config") for axis in ("pp", "cp", "tp", "ep")}
         return self.dp_config.mesh(world_size, nodes, **degrees)
+
+    def require_stages(self, world_size: int) -> None:
+        """Refuse options that do not go with a schedule that computes gradients of weights apart.
+
+        Raises:
+            UsageError: which one, why, and what to set instead.
+        """
+        pipeline, dp = self.pp_config, self.dp_config
+        if pipeline is None or not pipeline.splits_backward:
+            return
+        wraps = dp.shards and world_size > pipeline.degree
+        found = {
+            "compile_model: true": (self.compile_model is True, "set it to false"),
+            "ac_config.mode: selected_ops": (
+                self.ac_config.mode == "selected_ops",
+                "set it to full or none",
+            ),
+            f"dp_config.reshard_after_forward: {str(dp.reshard_after_forward).lower()}": (
+                wraps and dp.reshard_after_forward is not False,
+                "set it to false",
+            ),
+        }
+        for what, (wrong, fix) in found.items():
+            if wrong:
+                raise UsageError(
+                    f"the schedule {pipeline.schedule} does not go with {what}",
+                    where=f"train_module.{what.partition(':')[0]}",
+                    why="it computes gradients of weights later than those of activations, from "
+                    "what the forward pass kept",
+                    fix=f"{fix}, or set pp_config.schedule: interleaved_1f1b",
+                )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -25,21 +25,17 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 from torch.optim import Optimizer
 
 from olm_data.errors import UsageError
-from olm_train.data.batch import Batch
 from olm_train.distributed.world import World
 from olm_train.model.decoder import Decoder
 from olm_train.parallel.config import PipelineParallelConfig
 from olm_train.parallel.mesh import Mesh
 from olm_train.parallel.stages import SEVERAL, require_micro_batches, spans
 
-if TYPE_CHECKING:
-    from olm_train.train_module_config import TransformerTrainModuleConfig
-
 SINGLE: dict[str, Callable[..., PipelineScheduleSingle]] = {
     "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
 }
-Take = Callable[[int, Batch], Tensor]
+Take = Callable[[int, Any], Tensor]
 """Takes a micro-batch, whose number it is told, through the layers of a stage."""
 
 
@@ -139,7 +135,7 @@ class Pipeline:
         layers, states = self._now
         return self._model(*args, layers=layers, states=states, **options)
 
-    def run(self, micro: Sequence[Batch], take: Take) -> None:
+    def run(self, micro: Sequence[Any], take: Take) -> None:
         """Take the micro-batches of a step through all stages, forward and back.
 
         Gradients are there, reduced and cut as FSDP2 does it, when this returns.
@@ -165,7 +161,7 @@ class Pipeline:
         schedule.step(target=torch.arange(len(micro)), return_outputs=False)
 
     @torch.no_grad()
-    def look(self, batches: Sequence[Batch], take: Take) -> list[Tensor]:
+    def look(self, batches: Sequence[Any], take: Take) -> list[Tensor]:
         """Take batches through all stages, without a gradient; every rank of the pipeline calls it.
 
         Args:
@@ -317,35 +313,3 @@ def require_stages(config: PipelineParallelConfig, model: Decoder) -> None:
             fix="leave it out",
         )
     spans(config, model.config)
-
-
-def require_undivided(config: TransformerTrainModuleConfig, world_size: int) -> None:
-    """Refuse options that do not go with a schedule that computes gradients of weights apart.
-
-    Raises:
-        UsageError: which one, why, and what to set instead.
-    """
-    pipeline, dp = config.pp_config, config.dp_config
-    if pipeline is None or not pipeline.splits_backward:
-        return
-    wraps = dp.shards and world_size > pipeline.degree
-    found = {
-        "compile_model: true": (config.compile_model is True, "set it to false"),
-        "ac_config.mode: selected_ops": (
-            config.ac_config.mode == "selected_ops",
-            "set it to full or none",
-        ),
-        f"dp_config.reshard_after_forward: {str(dp.reshard_after_forward).lower()}": (
-            wraps and dp.reshard_after_forward is not False,
-            "set it to false",
-        ),
-    }
-    for what, (wrong, fix) in found.items():
-        if wrong:
-            raise UsageError(
-                f"the schedule {pipeline.schedule} does not go with {what}",
-                where=f"train_module.{what.partition(':')[0]}",
-                why="it computes the gradients of weights later than those of activations, from "
-                "what the forward pass kept",
-                fix=f"{fix}, or set pp_config.schedule: interleaved_1f1b",
-            )

@@ -39,7 +39,7 @@ from olm_train.parallel.config import DTYPES
 from olm_train.parallel.context import require_tokens_alone
 from olm_train.parallel.expert import require_dealable
 from olm_train.parallel.mesh import Mesh
-from olm_train.parallel.pipeline import require_stages, require_undivided
+from olm_train.parallel.pipeline import require_stages
 from olm_train.parallel.stages import Timeline, require_micro_batches, shares, spans
 from olm_train.parallel.tensor import require_cuttable
 from olm_train.run.config import RunConfig
@@ -82,7 +82,7 @@ def describe(
         if pipeline is not None:
             require_micro_batches(pipeline, *config.micro_batches(mesh.place(0).readers))
             require_stages(pipeline, decoder)
-            require_undivided(config.train_module, world_size)
+            config.train_module.require_stages(world_size)
         if (context := config.train_module.cp_config) is not None:
             require_tokens_alone(context, decoder, mesh.tp)
         if mesh.tp > 1:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from olm_train.optim.groups import device_of
 from olm_train.stability.spikes import StepGuard
 
 
@@ -77,7 +76,8 @@ def take_step(optimizer: Optimizer, blocked: Tensor) -> None:
         blocked = guard.block(blocked)
     if optimizer.defaults.get("fused"):
         # The kernel takes no step, and counts none, where this flag is 1.
-        place = device_of(optimizer.param_groups)  # the host with cpu_offload
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        place = next(parameters).device  # the host with cpu_offload
         optimizer.found_inf = blocked.to(place)  # type: ignore[attr-defined]
         optimizer.grad_scale = None  # type: ignore[attr-defined]
     elif guard is None and blocked:

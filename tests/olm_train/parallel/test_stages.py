@@ -21,7 +21,7 @@ from olm_train.optim.adamw import AdamWConfig
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import DataParallelConfig, PipelineParallelConfig
 from olm_train.parallel.mesh import Mesh
-from olm_train.parallel.pipeline import require_stages, require_undivided
+from olm_train.parallel.pipeline import require_stages
 from olm_train.parallel.stages import (
     DOCUMENT,
     TIMES,
@@ -171,16 +171,16 @@ def test_options_that_do_not_go_with_stages_are_refused() -> None:
         config.mesh(3)
     split_off = PipelineParallelConfig(degree=2, schedule="zero_bubble")
     config = replace(config, pp_config=split_off)
-    require_undivided(config, 2)
+    config.require_stages(2)
     with pytest.raises(UsageError, match="reshard_after_forward: true"):
-        require_undivided(config, 4)
+        config.require_stages(4)
     ops = ActivationCheckpointingConfig(mode="selected_ops")
     for change, message in (
         ({"compile_model": True}, "compile_model: true"),
         ({"ac_config": ops}, "mode: selected_ops"),
     ):
         with pytest.raises(UsageError, match=message):
-            require_undivided(replace(config, **change), 2)
+            replace(config, **change).require_stages(2)
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.data())
