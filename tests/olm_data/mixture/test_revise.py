@@ -19,8 +19,9 @@ from support.tokenizing import make_dataset, write_jsonl
 
 from olm_data.cli import cli
 from olm_data.config.values import Values
-from olm_data.errors import ConflictError, InputError, UsageError
+from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
 from olm_data.mixture import mix as verb
+from olm_data.mixture.explain import explain
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import filled_in, mixture_of
 from olm_data.mixture.mix import MixPlan
@@ -151,6 +152,17 @@ def test_what_contradicts_the_kept_part_is_refused_with_what_to_type(
     assert fix in str(refusal.value.fix)
 
 
+def test_a_stage_that_is_cut_ends_with_its_last_row_and_whole_ones_stay() -> None:
+    old = three_sources([{"tokens": 1_005, "weights": {"a": 1}}, {"epochs": {"b": 1}}])
+    cut, whole = go_on(old, 150, [NEXT]), go_on(old, 100, [NEXT])
+    assert [stage.tokens for stage in cut.stages] == [1_005, 495, 1_000]
+    assert [stage.tokens for stage in whole.stages] == [1_005, 1_000]
+    assert [stage.rows for stage in whole.stages] == [100, 100]
+    assert "  rows: sum of floor(epochs x rows of the source) is 300, cut by a revision = 50" in (
+        explain(cut)
+    )
+
+
 def test_a_cap_counts_what_the_kept_part_drew() -> None:
     kept = three_sources([{"tokens": 2_000, "weights": {"b": 1}}])
     capped = go_on(
@@ -191,6 +203,33 @@ def test_a_place_is_the_last_whole_row_and_inside_the_run() -> None:
             rows_at(OLD, text)
     with pytest.raises(InputError, match="there is no checkpoint here"):
         rows_at(OLD, "no-such-run")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "state", "says"),
+    [
+        ('{"format": "olm-checkpoint", "lock_digest": ""}', "{}", "came from no mixture lock"),
+        ('{"format": "olm-checkpoint", "lock_digest": "a"}', "{}", "no whole checkpoint"),
+        ('{"format": "olm-checkpoint", "lock_digest": "a"}', None, "no whole checkpoint"),
+        ("[", "{}", "no whole checkpoint"),
+        (
+            '{"format": "olm-checkpoint", "lock_digest": "a"}',
+            '{"data_loader": {"rows_consumed": 5}}',
+            "another mixture: 5 rows of lock a,",
+        ),
+    ],
+)
+def test_a_checkpoint_that_says_no_place_in_the_lock_is_refused(
+    tmp_path: Path, manifest: str, state: str | None, says: str
+) -> None:
+    place = tmp_path / "step00000005"
+    place.mkdir()
+    (place / "manifest.json").write_text(manifest)
+    if state is not None:
+        (place / "train.json").write_text(state)
+    for at in (tmp_path, place):
+        with pytest.raises((InputError, ValidationError), match=says):
+            rows_at(OLD, str(at))
 
 
 @pytest.fixture
