@@ -142,8 +142,8 @@ class Float8Config(Config):
             layer = convert_to_float8_training(layer, config=config)
 
         def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            out: Tensor = torch.func.functional_call(layer, {"weight": weight}, (x,))
-            return out if bias is None else out + bias
+            out: Tensor = torch.func.functional_call(layer, {"weight": weight.to(x.dtype)}, (x,))
+            return out if bias is None else out + bias.to(x.dtype)
 
         return product
 

@@ -223,7 +223,8 @@ def test_a_run_goes_on_to_the_bit() -> None:
 def test_a_stack_is_put_together_from_shards_and_cut_to_them(rows: list[int], shards: int) -> None:
     stack = Stack.made(*(Matrix(n, 2, 0, n) for n in rows))
     wholes = [torch.arange(2.0 * n).view(n, 2) + 100 * n for n in rows]
-    for found, whole in zip(stack.split(stack.join(wholes, shards), shards), wholes, strict=True):
+    both = stack.put_together(wholes, shards)
+    for found, whole in zip(stack.taken_apart(both, shards), wholes, strict=True):
         assert torch.equal(found, whole)
     lengths = [stack.lengths(shard, shards) for shard in range(shards)]
     assert [sum(each) for each in zip(*lengths, strict=True)] == rows
