@@ -13,15 +13,37 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from olm_train.estimate.memory import ITEMSIZE
+from olm_train.estimate.memory import ITEMSIZE, TrainingTensors
 from olm_train.model.config import DecoderConfig
-from olm_train.model.decoder import build_decoder
 from olm_train.model.mixture import EXPERT_TENSORS, MixtureConfig
 from olm_train.model.part import FP32
-from olm_train.parallel.mesh import CUT, EXPERT, Mesh
+from olm_train.model.shards import CUT_TENSORS
+from olm_train.parallel.mesh import CUT, EXPERT, WHOLE, Mesh
+from olm_train.parallel.stages import spans
 from olm_train.train_module_config import TransformerTrainModuleConfig
+
+LABEL = 8
+"""Bytes of a label."""
+SUMS = 3
+"""Numbers of a label that a loss over a cut vocabulary is summed of: the largest logit, the sum of
+their exponentials, the logit of the label."""
+
+
+class _Part(NamedTuple):
+    """What a rank of a pipeline has, or of a run without one.
+
+    Attributes:
+        tensors: its weights.
+        layers: of the decoder.
+        sends: states of a micro-batch, and gradients of them, that go to ranks with other layers.
+    """
+
+    tensors: TrainingTensors
+    layers: Sequence[int]
+    sends: int = 0
 
 
 def traffic_of_step(
@@ -32,7 +54,8 @@ def traffic_of_step(
     nodes: int = 1,
     micro_batches: int = 1,
 ) -> dict[str, int]:
-    """Return the bytes that a rank sends in a step, by what they are sent for.
+    """Return the bytes that a rank sends in a step, by what they are sent for; of a pipeline those
+    of the rank that sends most.
 
     Args:
         module: nothing of it `auto`.
@@ -44,63 +67,96 @@ def traffic_of_step(
         UsageError: the parallel degrees do not fit the world.
     """
     mesh = module.mesh(world_size, nodes)
-    sent = Counter[str]()
-    for axis, amount in _of_weights(model, module, mesh, micro_batches):
-        sent[axis] += round(amount)
     tokens = micro_batches * module.rank_microbatch_size // mesh.cp
-    for axis, amount in _of_tokens(model, module, mesh):
-        sent[axis] += round(tokens * amount)
-    return {axis: amount for axis, amount in sent.items() if amount}
+    found = []
+    for part in _parts(model, module):
+        sent = Counter[str]()
+        for axis, amount in _of_weights(part, module, mesh, micro_batches):
+            sent[axis] += round(amount)
+        for axis, amount in _of_tokens(part, module, mesh):
+            sent[axis] += round(tokens * amount)
+        found.append({axis: amount for axis, amount in sent.items() if amount})
+    return max(found, key=lambda sent: sum(sent.values()))
+
+
+def _parts(model: DecoderConfig, module: TransformerTrainModuleConfig) -> Iterator[_Part]:
+    tensors, pipeline = TrainingTensors.count(model, module.optim), module.pp_config
+    if pipeline is None:
+        yield _Part(tensors, range(model.n_layers))
+        return
+    stages = spans(pipeline, model)
+    ranks = [pipeline.rank_of(stage) for stage in range(len(stages))]
+    for rank in range(pipeline.degree):
+        own = [stage for stage, other in enumerate(ranks) if other == rank]
+        around = (other for stage in own for other in (stage - 1, stage + 1))
+        layers = [stages[stage] for stage in own]
+        yield _Part(
+            tensors.of_stages(layers),
+            [layer for each in layers for layer in each],
+            sum(0 <= other < len(stages) and ranks[other] != rank for other in around),
+        )
 
 
 def _of_weights(
-    model: DecoderConfig, module: TransformerTrainModuleConfig, mesh: Mesh, micro_batches: int
+    part: _Part, module: TransformerTrainModuleConfig, mesh: Mesh, micro_batches: int
 ) -> Iterator[tuple[str, float]]:
     """Yield bytes of weights that are gathered and gradients that are summed, by axis."""
     config = module.dp_config
     size, reduced = ITEMSIZE[config.param_dtype], ITEMSIZE[config.reduce_dtype]
     sums = micro_batches if config.reduce_each_microbatch else 1
-    for name, parameter in build_decoder(model, device="meta").named_parameters():
-        numel, held = parameter.numel(), CUT
+    for name, shape in part.tensors.parameters.items():
+        numel, held = math.prod(shape), WHOLE
         if mesh.ep > 1 and name.endswith(EXPERT_TENSORS):
             numel, held = numel // mesh.ep, EXPERT
+        elif mesh.tp > 1 and f".{name}".endswith(CUT_TENSORS):
+            numel, held = numel // mesh.tp, CUT
         shards, copies = mesh.degree(*held.sharded), mesh.degree(*held.copies)
         if not config.shards:
-            yield "ddp", 2 * FP32 * numel * _away(mesh.size)
+            yield "ddp", 2 * FP32 * numel * _away(copies)
             continue
-        yield "fsdp", micro_batches * size * numel * _away(shards)
         again = shards
         if not name.startswith("blocks.") or config.reshard_after_forward is False:
             again = 1
         elif config.reshard_after_forward is not True:
             again = config.reshard_after_forward
-        yield "fsdp", micro_batches * size * numel * _away(again)
+        gathers = _away(shards) + _away(again)
+        yield "fsdp", (1 if mesh.pp > 1 else micro_batches) * size * numel * gathers
         yield "fsdp", sums * reduced * numel * _away(shards)
         yield "hsdp", 2 * reduced * numel / shards * _away(copies)
 
 
 def _of_tokens(
-    model: DecoderConfig, module: TransformerTrainModuleConfig, mesh: Mesh
+    part: _Part, module: TransformerTrainModuleConfig, mesh: Mesh
 ) -> Iterator[tuple[str, float]]:
     """Yield bytes for a token of this rank, forward and backward, by axis."""
-    size = ITEMSIZE[module.dp_config.param_dtype]
-    checkpointing = module.ac_config
+    model, size = part.tensors.model, ITEMSIZE[module.dp_config.param_dtype]
+    checkpointing, layers = module.ac_config, len(part.layers)
     again = {"full": 1.0}.get(checkpointing.mode, 0.0)
     if checkpointing.mode == "selected_blocks":
         interval = checkpointing.block_interval or 1
         again = math.ceil(model.n_layers / interval) / model.n_layers
     passes = (2 + again) * size
+    state = size * model.d_model
+    yield "pp", state * part.sends
+    heads, keys = (n * model.head_size // mesh.tp for n in (model.n_heads, model.kv_heads))
     if module.cp_config is not None:
-        heads, keys = model.n_heads * model.head_size, model.kv_heads * model.head_size
         gathered = keys * model.attention.shift_keys
         if module.cp_config.exchange == "gather":
             gathered += 2 * keys
         else:
-            yield "cp", passes * model.n_layers * (2 * heads + 2 * keys) * _away(mesh.cp)
-        yield "cp", passes * model.n_layers * gathered * (mesh.cp - 1)
-    for part in model.feed_forwards:
-        if mesh.ep > 1 and isinstance(part, MixtureConfig):
-            yield "ep", passes * 2 * part.top_k * model.d_model * _away(mesh.ep)
+            yield "cp", passes * layers * (2 * heads + 2 * keys) * _away(mesh.cp)
+        yield "cp", passes * layers * gathered * (mesh.cp - 1)
+    for layer in part.layers:
+        feed_forward = model.feed_forwards[layer]
+        routes = isinstance(feed_forward, MixtureConfig)
+        if mesh.ep > 1 and isinstance(feed_forward, MixtureConfig):
+            sent = 2 * feed_forward.top_k * model.d_model / mesh.tp
+            yield "ep", passes * sent * _away(mesh.ep)
+        # tokens gathered for rows of a matrix and again for their gradient, which is scattered, as
+        # is what columns of the next one make; its gradient is gathered
+        yield "tp", (5 + 2 * again) * state * (2 - routes) * _away(mesh.tp)
+    # of the embeddings and of the head, there and back; labels
+    yield "tp", (4 * state + LABEL + 2 * SUMS * FP32) * _away(mesh.tp)
 
 
 def _away(ranks: int) -> float:

@@ -105,7 +105,10 @@ class Traffic(TorchDispatchMode):
         """Count the bytes of a call."""
         if name == "allreduce_":
             size, whole = dist.ProcessGroup.unbox(given).size(), 2 * tensors[0].nbytes
-        elif name in ("broadcast_", "allgather_", "barrier"):
+        elif name == "send":
+            self.sent[2] += tensors[0].nbytes
+            return
+        elif name in ("broadcast_", "allgather_", "barrier", "recv_"):
             return
         else:
             size, whole = dist.ProcessGroup.unbox(group).size(), max(tensors.nbytes, given.nbytes)

@@ -12,10 +12,17 @@ from support.training import MODEL, build, micro_batches
 from olm_train.distributed.world import World
 from olm_train.estimate.traffic import traffic_of_step
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
-from olm_train.parallel.config import ContextParallelConfig, ExpertParallelConfig
+from olm_train.parallel.config import (
+    ContextParallelConfig,
+    ExpertParallelConfig,
+    PipelineParallelConfig,
+    TensorParallelConfig,
+)
 
 FULL = ActivationCheckpointingConfig(mode="full")
 ULYSSES = ContextParallelConfig(degree=2, exchange="ulysses")
+EVEN = MODEL.changed(vocab_multiple=2)
+STAGES = PipelineParallelConfig(degree=2)
 LAYOUTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ddp": ("ddp", {}, {}),
     "fsdp": ("fsdp", {}, {}),
@@ -24,6 +31,17 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "hsdp": ("hsdp", {"num_replicas": 2}, {}),
     "gather": ("fsdp", {}, {"cp_config": ContextParallelConfig(degree=2)}),
     "ulysses": ("fsdp", {}, {"cp_config": ULYSSES, "ac_config": FULL}),
+    "tensor": ("fsdp", {}, {"tp_config": TensorParallelConfig(degree=2), "model": EVEN}),
+    "tensor, gather": (
+        "fsdp",
+        {},
+        {
+            "tp_config": TensorParallelConfig(degree=2),
+            "cp_config": ContextParallelConfig(degree=2),
+            "model": EVEN,
+        },
+    ),
+    "pipeline": ("fsdp", {"reshard_after_forward": False}, {"pp_config": STAGES}),
     "experts": ("fsdp", {}, {"ep_config": ExpertParallelConfig(degree=2), "model": of_experts()}),
 }
 
@@ -33,7 +51,8 @@ def sent(_: str) -> dict[str, tuple[int, int]]:
     world = World(rank=dist.get_rank(), size=dist.get_world_size())
     found = {}
     for name, (strategy, sharing, options) in LAYOUTS.items():
-        rows = 1 if "cp_config" not in options else 2  # of two micro-batches
+        sharers = [name for name in options if name in ("cp_config", "tp_config", "pp_config")]
+        rows = 2 ** len(sharers)  # of each of two micro-batches
         options = {"rank_microbatch_size": 32 * rows, **options}
         module = build(strategy, world=world, sharing=sharing, **options)
         batches = micro_batches(1, [rows, rows], module.world)
