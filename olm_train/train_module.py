@@ -254,7 +254,9 @@ class TransformerTrainModule(GradientStep):
             self._compared = True
         if context is not None:
             found = [Share.take(batch, context.rank, self._contexts) for batch in found]
-        return found if tensor is None else [tensor.slice(batch) for batch in found]
+        if tensor is None:
+            return found
+        return [Slice.take(batch, tensor.ranks.rank, tensor.ranks.degree) for batch in found]
 
     def _contexts(self, share: Share) -> Sequence[Any]:
         assert self._context is not None
@@ -318,10 +320,11 @@ class TransformerTrainModule(GradientStep):
             return self._pipelined_losses(here, by_label)
 
         def losses(batch: Batch) -> Tensor:
+            batch = batch.to(self.world.device)
             found: Tensor = self._reduce(batch, partial(by_label, labels=batch.labels))
             return found
 
-        return losses(here) if tensor is None else tensor.in_turn(here, losses)
+        return losses(here) if tensor is None else tensor.in_turn(here.to("cpu"), losses)
 
     def _pipelined_losses(self, batch: Batch, by_label: Callable[..., Tensor]) -> Tensor:
         """Return the losses of this rank's batch; ranks of the pipeline look at theirs together."""

@@ -151,11 +151,7 @@ class World:
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, by rank, on every rank."""
-        if self.size == 1:
-            return [value]
-        gathered: list[Any] = [None] * self.size
-        dist.all_gather_object(gathered, value, group=self.exchange_group)
-        return gathered
+        return [value] if self.size == 1 else gathered(value, self.exchange_group)
 
     def any(self, condition: bool) -> bool:
         """Whether it holds on some rank; the same answer on every rank."""
@@ -247,3 +243,10 @@ def local_device(local_rank: int = 0) -> torch.device:
             fix=f"use --nproc-per-node={torch.cuda.device_count()} or fewer",
         )
     return torch.device("cuda", local_rank)
+
+
+def gathered(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """Return the values of the ranks of a group, in its order, on each of them; None: of all."""
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, value, group=group)
+    return found

@@ -33,9 +33,10 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from olm_data.errors import UsageError
 from olm_train.model.init import draw_normal
 from olm_train.model.shards import tensor_cut
+from olm_train.optim.division import Division, Grid, Matrix, Piece, rows_of
 from olm_train.optim.groups import ParamGroup
 from olm_train.optim.half import DTYPES, local
-from olm_train.optim.muon import Division, Grid, Matrix, MatrixConfig, Muon, Piece, rows_of, scale
+from olm_train.optim.muon import MatrixConfig, Muon, scale
 
 EPSILON = 1e-8
 """Added to the lengths of the columns of R."""

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from olm_data.decoding import convert
@@ -181,7 +182,9 @@ def name_of_class(kind: type[Optimizer]) -> str:
 def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor | PlainValue]:
     """Return the live state, `parameter.key`; what lies in lists or mappings as `.0` or `.key`."""
     return {
-        key: value if getattr(value, "shape", None) != parameter.shape else like(value, parameter)
+        key: like(value, parameter)
+        if isinstance(value, DTensor) and value.shape == parameter.shape
+        else value
         for name, parameter in model.named_parameters()
         for key, value in _leaves(optimizer.state.get(parameter, {}), name)
     }

@@ -25,7 +25,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 from torch.optim import Optimizer
 
 from olm_data.errors import UsageError
-from olm_train.distributed.world import World
+from olm_train.distributed.world import World, gathered
 from olm_train.model.decoder import Decoder
 from olm_train.parallel.config import PipelineParallelConfig
 from olm_train.parallel.mesh import Mesh
@@ -211,9 +211,7 @@ class Pipeline:
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of the ranks of the pipeline, on each of them."""
-        found: list[Any] = [None] * len(self.ranks)
-        dist.all_gather_object(found, value, group=self.group)
-        return found
+        return gathered(value, self.group)
 
     def keep_own(self, optimizer: Optimizer) -> None:
         """Take parameters of other ranks out of an optimiser of the whole model; groups that are

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,9 +30,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from olm_data.errors import UsageError
-from olm_train.data.batch import Batch
-from olm_train.data.dealing import Slice
-from olm_train.distributed.world import World
+from olm_train.distributed.world import World, gathered
 from olm_train.model.attention import Attention
 from olm_train.model.decoder import Decoder
 from olm_train.model.feed_forward import FeedForward, GatedFeedForward
@@ -52,6 +50,7 @@ from olm_train.parallel.mesh import CUT, Mesh, divisors, nearest
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
 
+T = TypeVar("T")
 WHERE = "train_module.tp_config.degree"
 
 
@@ -359,10 +358,6 @@ class TensorParallel:
         for module, name, parts in self._parts:
             with_parts(getattr(module, name), parts)
 
-    def slice(self, whole: Batch) -> Slice:
-        """Return this rank's tokens of a micro-batch, or of a share of one."""
-        return Slice.take(whole, self.ranks.rank, self.ranks.degree)
-
     def loss(self, head: Head, x: Tensor, labels: Tensor) -> LossSums:
         """The loss that was chosen, of states [b, s, d_model] and labels [b, s] of this rank.
 
@@ -411,12 +406,9 @@ class TensorParallel:
         assert found is not None
         return found.view_as(labels)
 
-    def in_turn(self, batch: Batch, compute: Callable[[Batch], Tensor]) -> Tensor:
-        """Compute something of the batch of each rank, together; return what is of this one's."""
-        device = batch.input_ids.device
-        every: list[Any] = [None] * self.ranks.degree
-        dist.all_gather_object(every, batch.to("cpu"), group=self.ranks.group)
-        return [compute(each.to(device)) for each in every][self.ranks.rank]
+    def in_turn(self, given: T, compute: Callable[[T], Tensor]) -> Tensor:
+        """Compute something of what each rank has, together; return what is of this one's."""
+        return [compute(each) for each in gathered(given, self.ranks.group)][self.ranks.rank]
 
 
 def _sharers(mesh: Mesh, rank: int, copies: int) -> Ranks:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.own_parts import PlainSGDConfig, SpikyLoss, StairsConfig
 
 from olm_data.config.dump import as_dict
 from olm_data.errors import UsageError
 from olm_train.parallel.compiling import CompileConfig
+from olm_train.parallel.config import PipelineParallelConfig, TensorParallelConfig
+from olm_train.parallel.float8 import Float8Config
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
 
@@ -17,6 +21,23 @@ def test_a_compile_config_without_compiling_is_refused() -> None:
             rank_microbatch_size=8,
             compile_model=False,
             compile_config=CompileConfig(fullgraph=False),
+        )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"pp_config": PipelineParallelConfig(degree=2)},
+        {"float8_config": Float8Config(ao_recipe="rowwise")},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_tensor_parallelism_is_refused_beside_what_was_not_proved_with_it(
+    other: dict[str, Any],
+) -> None:
+    with pytest.raises(UsageError, match=f"tp_config and {next(iter(other))} do not go together"):
+        TransformerTrainModuleConfig(
+            rank_microbatch_size=64, tp_config=TensorParallelConfig(degree=2), **other
         )
 
 

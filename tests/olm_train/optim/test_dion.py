@@ -23,8 +23,8 @@ from olm_train.model.init import init_parameters
 from olm_train.model.shards import assign
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.dion import Dion, DionConfig, Stack, rank_of
+from olm_train.optim.division import Matrix
 from olm_train.optim.groups import GroupOverride
-from olm_train.optim.muon import Matrix
 from olm_train.parallel.config import ExpertParallelConfig
 from olm_train.train_module import TransformerTrainModule
 

@@ -17,7 +17,8 @@ from support.training import MODEL, build, digest, full
 from olm_train.distributed.world import World
 from olm_train.model.shards import assign
 from olm_train.optim import muon
-from olm_train.optim.muon import Division, Grid, Matrix, MuonConfig, cost
+from olm_train.optim.division import Division, Grid, Matrix
+from olm_train.optim.muon import MuonConfig, cost
 from olm_train.train_module import TransformerTrainModule
 
 STEPS = 3
