@@ -108,8 +108,9 @@ class Dion(Muon):
                     self._bases[parameter, first] = number, at, at + rank
                 shape = (*experts, sum(ranks) // math.prod(experts), columns)
                 drawn[f"{name}.Q"] = self.state[parameter]["Q"] = _cut_as(parameter, shape)
-        if not any(basis.is_meta for basis in drawn.values()):
-            draw_normal(drawn, 0)
+        # of a pipeline other ranks have those on the device "meta"
+        if here := {name: basis for name, basis in drawn.items() if not basis.is_meta}:
+            draw_normal(here, 0)
 
     def _accumulate(self, *_: object) -> None:
         """Leave the momentum: what is taken out of it is known when the matrix has been turned."""
