@@ -108,7 +108,7 @@ class TransformerTrainModule(GradientStep):
         self._compared = world.sharers == world.stages == 1
         self._pipeline, whole = None, self.model
         if config.pp_config is not None:
-            config.require_stages(world.size)
+            config.check_schedule(world.size)
             self._pipeline = Pipeline(config.pp_config, self.model, mesh, world)
             self._stages, whole = self._pipeline.group, self._pipeline.whole
             self.world = world = replace(world, groups=(self._pipeline.group,))

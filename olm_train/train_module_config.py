@@ -141,7 +141,7 @@ class TransformerTrainModuleConfig(Config):
         degrees = {axis: self._degree(f"{axis}_config") for axis in ("pp", "cp", "tp", "ep")}
         return self.dp_config.mesh(world_size, nodes, **degrees)
 
-    def require_stages(self, world_size: int) -> None:
+    def check_schedule(self, world_size: int) -> None:
         """Refuse options that do not go with a schedule that computes gradients of weights apart.
 
         Raises:

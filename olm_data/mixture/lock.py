@@ -96,15 +96,14 @@ class Lock(LockFile, frozen=True, kw_only=True):
         ends[self.digest] = self.total_rows
         return [digest for digest, end in ends.items() if rows <= end]
 
-    def gave(self, order: str | None, rows: NDArray[np.int64]) -> bool:
+    def gave(self, order: str, rows: NDArray[np.int64]) -> bool:
         """Return whether a logged `order_digest` is that of these rows, of this or an older lock.
 
         Args:
             rows: int64 [m].
         """
-        return order in [
-            order_digest(digest, rows) for digest in self.digests(rows.max(initial=-1) + 1)
-        ]
+        known = self.digests(rows.max(initial=-1) + 1)
+        return any(order == order_digest(digest, rows) for digest in known)
 
     def rows_drawn(self, source: int) -> int:
         """Return the rows that the run draws of the source of this index."""

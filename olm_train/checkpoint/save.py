@@ -230,9 +230,10 @@ class _Save:
         if not isinstance(state, Mapping):
             state(self.partial / TENSORS)
             return
-        tensors, own = split(flatten(state))
-        by_rank = world.gather(own)  # of a pipeline, each has those of its stages
-        values = {name: value for each in reversed(by_rank) for name, value in each.items()}
+        tensors, values = split(flatten(state))
+        if world.stages > 1:  # each rank has those of its stages
+            by_rank = world.gather(values)
+            values = {name: value for each in reversed(by_rank) for name, value in each.items()}
         dcp.save(
             {name: shown_by_block(tensor) for name, tensor in tensors.items()},
             storage_writer=IndexedWriter(self.partial / TENSORS, world.rank, values),

@@ -282,7 +282,7 @@ def _ranks_of(
     timeline = Timeline(pipeline, micro_batches)
     found = []
     for rank in range(pipeline.degree):
-        own = [stage for stage in range(pipeline.stages) if pipeline.rank_of(stage) == rank]
+        own = pipeline.stages_of(rank)
         borders = 2 * len(own) - (0 in own) - (pipeline.stages - 1 in own)
         options = {
             "alive": timeline.alive(rank, [len(layers) for layers in of_stages]),
@@ -297,8 +297,6 @@ def _kept(
 ) -> float:
     """Share of what the blocks would keep that activation checkpointing leaves."""
     config = module.ac_config
-    if config.mode == "selected_blocks":
-        return 1 - math.ceil(model.n_layers / (config.block_interval or 1)) / model.n_layers
     if config.mode == "selected_ops":  # results of matrix products and of attention
         attention = model.attention.products(model, sequence_length)
         dtype = module.dp_config.param_dtype
@@ -307,7 +305,7 @@ def _kept(
         return min(1.0, ops / block_bytes(model, sequence_length, dtype)[0])
     if config.mode == "budget":
         return config.activation_memory_budget or 0.0
-    return 0.0 if config.mode == "full" else 1.0
+    return 1 - config.recomputed(model.n_layers)
 
 
 def block_bytes(

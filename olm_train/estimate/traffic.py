@@ -53,6 +53,7 @@ def traffic_of_step(
     world_size: int,
     nodes: int = 1,
     micro_batches: int = 1,
+    counted: TrainingTensors | None = None,
 ) -> dict[str, int]:
     """Return the bytes that a rank sends in a step, by what they are sent for; of a pipeline those
     of the rank that sends most.
@@ -62,6 +63,7 @@ def traffic_of_step(
         world_size: ranks of the run.
         nodes: machines they are on.
         micro_batches: of a rank in a step.
+        counted: the tensors of this model and optimiser, for who asks more than once.
 
     Raises:
         UsageError: the parallel degrees do not fit the world.
@@ -69,7 +71,7 @@ def traffic_of_step(
     mesh = module.mesh(world_size, nodes)
     tokens = micro_batches * module.rank_microbatch_size // mesh.cp
     found = []
-    for part in _parts(model, module):
+    for part in _parts(counted or TrainingTensors.count(model, module.optim), module):
         sent = Counter[str]()
         for axis, amount in _of_weights(part, module, mesh, micro_batches):
             sent[axis] += round(amount)
@@ -79,21 +81,20 @@ def traffic_of_step(
     return max(found, key=lambda sent: sum(sent.values()))
 
 
-def _parts(model: DecoderConfig, module: TransformerTrainModuleConfig) -> Iterator[_Part]:
-    tensors, pipeline = TrainingTensors.count(model, module.optim), module.pp_config
+def _parts(tensors: TrainingTensors, module: TransformerTrainModuleConfig) -> Iterator[_Part]:
+    model, pipeline = tensors.model, module.pp_config
     if pipeline is None:
         yield _Part(tensors, range(model.n_layers))
         return
     stages = spans(pipeline, model)
-    ranks = [pipeline.rank_of(stage) for stage in range(len(stages))]
     for rank in range(pipeline.degree):
-        own = [stage for stage, other in enumerate(ranks) if other == rank]
+        own = pipeline.stages_of(rank)
         around = (other for stage in own for other in (stage - 1, stage + 1))
         layers = [stages[stage] for stage in own]
         yield _Part(
             tensors.of_stages(layers),
             [layer for each in layers for layer in each],
-            sum(0 <= other < len(stages) and ranks[other] != rank for other in around),
+            sum(0 <= other < len(stages) and other not in own for other in around),
         )
 
 
@@ -130,11 +131,7 @@ def _of_tokens(
 ) -> Iterator[tuple[str, float]]:
     """Yield bytes for a token of this rank, forward and backward, by axis."""
     model, size = part.tensors.model, ITEMSIZE[module.dp_config.param_dtype]
-    checkpointing, layers = module.ac_config, len(part.layers)
-    again = {"full": 1.0}.get(checkpointing.mode, 0.0)
-    if checkpointing.mode == "selected_blocks":
-        interval = checkpointing.block_interval or 1
-        again = math.ceil(model.n_layers / interval) / model.n_layers
+    again, layers = module.ac_config.recomputed(model.n_layers), len(part.layers)
     passes = (2 + again) * size
     state = size * model.d_model
     yield "pp", state * part.sends

@@ -17,10 +17,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from olm_data.errors import UsageError
 from olm_train.model.shards import like as cut_like
+from olm_train.model.shards import local_part
 
 Weighting = Literal["uniform", "linear", "decay"]
 """`uniform`: all count the same; `linear`: 1, 2, 3, ...; `decay`: as if the rate had fallen like
@@ -116,10 +116,10 @@ class RunningMean:
             part: of the new mean that they are; 1: they are the first ones.
         """
         for names in self._groups():
-            mean = [local(self.mean[name]) for name in names]
-            carry = [local(self.carry[name]) for name in names]
+            mean = [local_part(self.mean[name]) for name in names]
+            carry = [local_part(self.carry[name]) for name in names]
             total = [one.double().add_(other) for one, other in zip(mean, carry, strict=True)]
-            torch._foreach_lerp_(total, [local(values[name]).double() for name in names], part)
+            torch._foreach_lerp_(total, [local_part(values[name]).double() for name in names], part)
             torch._foreach_copy_(mean, total)
             torch._foreach_sub_(total, [one.double() for one in mean])
             torch._foreach_copy_(carry, total)
@@ -128,14 +128,9 @@ class RunningMean:
         group, elements = [], 0
         for name, tensor in self.mean.items():
             group.append(name)
-            elements += local(tensor).numel()
+            elements += local_part(tensor).numel()
             if elements >= _AT_ONCE:
                 yield group
                 group, elements = [], 0
         if group:
             yield group
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from olm_train.optim.averaging import local
+from olm_train.model.shards import local_part
 
 OWN = "max_grad_norm"
 
@@ -81,12 +81,12 @@ def _sum_of_squares(gradients: list[Tensor]) -> Tensor:
 
     One exchange after another, and sums in the order of ranks: the same bits on each rank.
     """
-    first, own = gradients[0], [local(gradient) for gradient in gradients]
+    first, own = gradients[0], [local_part(gradient) for gradient in gradients]
     total = torch.nn.utils.get_total_norm(own).square()
-    for dim, placement in enumerate(first.placements if isinstance(first, DTensor) else ()):
-        # what torch cuts within a cut is no Shard
-        if isinstance(first, DTensor) and not placement.is_replicate():
-            total = _gathered_sum(total, first.device_mesh.get_group(dim))
+    if isinstance(first, DTensor):
+        for dim, placement in enumerate(first.placements):
+            if not placement.is_replicate():  # what torch cuts within a cut is no Shard
+                total = _gathered_sum(total, first.device_mesh.get_group(dim))
     return total
 
 

@@ -32,10 +32,10 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from olm_data.errors import UsageError
 from olm_train.model.init import draw_normal
-from olm_train.model.shards import tensor_cut
+from olm_train.model.shards import local_part, tensor_cut
 from olm_train.optim.division import Division, Grid, Matrix, Piece, rows_of
 from olm_train.optim.groups import ParamGroup
-from olm_train.optim.half import DTYPES, local
+from olm_train.optim.half import DTYPES
 from olm_train.optim.muon import MatrixConfig, Muon, scale
 
 EPSILON = 1e-8
@@ -211,6 +211,6 @@ def _cut_as(parameter: Tensor, shape: Sequence[int]) -> Tensor:
         return torch.zeros(shape, device=parameter.device)
     mesh, placements = parameter.device_mesh, parameter.placements
     here, _ = compute_local_shape_and_global_offset(tuple(shape), mesh, placements)
-    zeros = torch.zeros(here, device=local(parameter).device)  # on the host with cpu_offload
+    zeros = torch.zeros(here, device=local_part(parameter).device)  # on the host with cpu_offload
     meta = TensorMeta(torch.Size(shape), torch.empty(shape, device="meta").stride(), zeros.dtype)
     return DTensor(zeros, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=False)

@@ -23,9 +23,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from olm_train.distributed.world import World
-from olm_train.model.shards import tensor_cut
+from olm_train.model.shards import local_part, tensor_cut
 from olm_train.optim.groups import ParamGroup
-from olm_train.optim.half import local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,4 +354,4 @@ def _dealt_along(parameter: Tensor) -> int | None:
 def rows_of(tensor: Tensor | None) -> Tensor:
     """Return this rank's rows, a view; of experts one below the other."""
     assert tensor is not None
-    return local(tensor).flatten(0, -2)
+    return local_part(tensor).flatten(0, -2)

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adam import adam
 
+from olm_train.model.shards import local_part
 from olm_train.optim.groups import ParamGroup
 
 MomentDtype = Literal["float32", "bfloat16"]
@@ -55,7 +55,7 @@ class Rounding:
             target.copy_(value)
         else:
             generator = self.seed(number, group, target.device)
-            round_by_chance(local(value), local(target), generator)
+            round_by_chance(local_part(value), local_part(target), generator)
 
 
 def round_by_chance(value: Tensor, target: Tensor, generator: torch.Generator) -> None:
@@ -121,11 +121,6 @@ def adam_kernel(
     )
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's elements, a view."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def step_adam(
     parameter: Tensor,
     gradient: Tensor,
@@ -141,8 +136,8 @@ def step_adam(
         options: of `adam_kernel`.
     """
     changed = (parameter, state["exp_avg"], state["exp_avg_sq"])  # in place: views, or an error
-    pieces = [local(each).view(-1).split(PIECE) for each in changed]
-    gradients, step = local(gradient).reshape(-1).split(PIECE), state["step"]
+    pieces = [local_part(each).view(-1).split(PIECE) for each in changed]
+    gradients, step = local_part(gradient).reshape(-1).split(PIECE), state["step"]
     for change, weight, *moments in zip(gradients, *pieces, strict=True):
         (mean, square), step = [moment.float() for moment in moments], state["step"].clone()
         adam_kernel(group, [weight], [change], ([mean], [square]), [step], **options)

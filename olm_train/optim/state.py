@@ -103,17 +103,17 @@ class OptimizerState:
                 fix="keep it as tensors, numbers or text, in lists or mappings, in "
                 "optimizer.state[parameter] or in the optimiser's groups",
             )
-        self._refuse_differences(world.gather(([*names.values()], values, groups)))
+        self._refuse_differences(world.gather((values, groups)), world.stages)
         return OptimizerRecord(class_name=class_name(self.optimizer), groups=groups)
 
     def _refuse_differences(
-        self, by_rank: Sequence[tuple[list[str], dict[str, RecordedValue], Any]]
+        self, by_rank: Sequence[tuple[dict[str, RecordedValue], Any]], stages: int
     ) -> None:
-        """Compare each rank with the first one that has the same parameters, and groups of all."""
-        options, firsts = by_rank[0][2], dict[tuple[str, ...], int]()
-        for rank, (held, values, groups) in enumerate(by_rank):
-            other = firsts.setdefault(tuple(held), rank)
-            first = by_rank[other][1]
+        """Compare values with those of the first rank of the same stage, and groups with all."""
+        options, of_stage = by_rank[0][1], len(by_rank) // stages
+        for rank, (values, groups) in enumerate(by_rank):
+            other = rank // of_stage * of_stage
+            first = by_rank[other][0]
             names = [name for name in first | values if first.get(name) != values.get(name)]
             if names or groups != options:
                 raise UsageError(

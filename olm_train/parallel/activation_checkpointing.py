@@ -10,6 +10,7 @@ Blocks draw none, so their generators are not saved either.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -68,6 +69,12 @@ class ActivationCheckpointingConfig(Config):
                 where="ac_config.mode",
                 fix="set compile_model: true",
             )
+
+    def recomputed(self, n_layers: int) -> float:
+        """Return the share of the blocks whose forward pass is taken twice, all of it."""
+        if self.mode not in ("full", "selected_blocks"):
+            return 0.0
+        return math.ceil(n_layers / (self.block_interval or 1)) / n_layers
 
     def apply(self, blocks: nn.ModuleList) -> None:
         """Replace the forward function of the blocks; not for "budget", see `around_compiled`."""

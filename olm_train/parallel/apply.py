@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -39,6 +39,7 @@ from olm_train.model.decoder import Decoder
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DTYPES, DataParallelConfig
+from olm_train.parallel.exchange import device_mesh
 from olm_train.parallel.expert import deal_experts
 from olm_train.parallel.float8 import Float8Config
 from olm_train.parallel.mesh import WHOLE, Mesh
@@ -225,15 +226,9 @@ def _fully_shard(
 
 def _device_mesh(mesh: Mesh, world: World) -> DeviceMesh:
     """Return torch's mesh of the axes that weights are cut over, as one, and of their copies if
-    there are any: FSDP2 cuts over the last dimension, and keeps copies along one before it. Of a
-    pipeline it is that of the ranks with the same layers."""
+    there are any: FSDP2 cuts over the last dimension, and keeps copies along one before it."""
     sizes = {"dp_replicate": mesh.degree(*WHOLE.copies), "dp_shard": mesh.degree(*WHOLE.sharded)}
-    axes = tuple(axis for axis, size in sizes.items() if axis == "dp_shard" or size > 1)
-    shape = tuple(sizes[axis] for axis in axes)
-    if mesh.pp == 1:
-        return init_device_mesh(world.device.type, shape, mesh_dim_names=axes)
-    ranks = init_device_mesh(world.device.type, (mesh.pp, *shape), mesh_dim_names=("pp", *axes))
-    return ranks[axes]
+    return device_mesh(mesh, world, sizes)
 
 
 def _sum_gradients(model: nn.Module) -> None:

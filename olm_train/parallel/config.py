@@ -104,6 +104,10 @@ class PipelineParallelConfig(Config):
         """Whether gradients of weights are computed later than those of activations."""
         return self.schedule in V_SHAPED
 
+    def stages_of(self, rank: int) -> list[int]:
+        """Return the stages of one of the ranks, ascending."""
+        return [stage for stage in range(self.stages) if self.rank_of(stage) == rank]
+
     def rank_of(self, stage: int) -> int:
         """Return which of the ranks has a stage."""
         if self.schedule in V_SHAPED:

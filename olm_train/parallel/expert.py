@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from olm_data.errors import UsageError
 from olm_train.distributed.world import World
 from olm_train.model.decoder import Decoder
 from olm_train.model.mixture import Experts, MixtureConfig, MixtureOfExperts, Reordered, inverse
-from olm_train.parallel.exchange import both_ways
+from olm_train.parallel.exchange import both_ways, device_mesh
 from olm_train.parallel.mesh import EXPERT, Mesh, nearest
 
 if TYPE_CHECKING:
@@ -93,12 +93,8 @@ def deal_experts(
         UsageError: the model has no experts, or some that cannot be dealt or cut so.
     """
     require_dealable(model, mesh)
-    sizes = {axis: mesh.degree(axis) for axis in ("pp", "dp_replicate", *EXPERT.sharded, "ep")}
-    optional = ("pp", "dp_replicate")
-    axes = tuple(axis for axis, size in sizes.items() if axis not in optional or size > 1)
-    shape = tuple(sizes[axis] for axis in axes)
-    ranks = init_device_mesh(world.device.type, shape, mesh_dim_names=axes)
-    axes = tuple(axis for axis in axes if axis != "pp")
+    sizes = {axis: mesh.degree(axis) for axis in ("dp_replicate", *EXPERT.sharded, "ep")}
+    ranks = device_mesh(mesh, world, sizes)
     for mixture in model.modules():
         if not isinstance(mixture, MixtureOfExperts):
             continue

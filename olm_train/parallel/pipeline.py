@@ -105,11 +105,8 @@ class Pipeline:
         self.ranks = mesh.group(world.rank, "pp")
         self.group, self.rank = groups[self.ranks], self.ranks.index(world.rank)
         self.first = self.rank == 0
-        self.stages = [
-            Stage(model, index, layers)
-            for index, layers in enumerate(spans(config, model.config))
-            if config.rank_of(index) == self.rank
-        ]
+        layers = spans(config, model.config)
+        self.stages = [Stage(model, n, layers[n]) for n in config.stages_of(self.rank)]
         self.whole = copy.copy(model)
         self.whole._modules = dict(model._modules)
         model.blocks = copy.copy(model.blocks)

@@ -26,7 +26,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from olm_data.errors import UsageError
@@ -43,7 +42,7 @@ from olm_train.model.mixture import DocumentBalance, MixtureConfig
 from olm_train.model.norm import LayerNorm, RMSNorm
 from olm_train.model.precision import at_least_fp32, wide
 from olm_train.model.shards import TENSOR, local_part, with_parts
-from olm_train.parallel.exchange import both_ways
+from olm_train.parallel.exchange import both_ways, device_mesh
 from olm_train.parallel.expert import placements
 from olm_train.parallel.mesh import CUT, Mesh, divisors, nearest
 
@@ -297,11 +296,7 @@ class TensorParallel:
         require_cuttable(model, choice, mesh)
         self._choice, config = choice, model.config
         sizes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.degree(*CUT.sharded)}
-        sizes = {axis: n for axis, n in sizes.items() if axis != "dp_replicate" or n > 1}
-        names = (*sizes, TENSOR)
-        self._mesh = init_device_mesh(
-            world.device.type, (*sizes.values(), mesh.tp), mesh_dim_names=names
-        )
+        self._mesh = device_mesh(mesh, world, {**sizes, TENSOR: mesh.tp})
         own = mesh.group(world.rank, "tp")
         self.ranks = Ranks(self._mesh.get_group(TENSOR), own.index(world.rank), mesh.tp)
         self.placement: Callable[[nn.Parameter], ShardPlacementResult | None] = placements(

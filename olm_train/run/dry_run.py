@@ -29,7 +29,7 @@ from olm_train.duration import run_length
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.flops import document_pairs, num_flops_per_token
 from olm_train.estimate.gpus import GPUS, Gpu
-from olm_train.estimate.memory import memory_of_step
+from olm_train.estimate.memory import TrainingTensors, memory_of_step
 from olm_train.estimate.sharding import Machine
 from olm_train.estimate.traffic import traffic_of_step
 from olm_train.evaluation.held_out import open_held_out
@@ -82,7 +82,7 @@ def describe(
         if pipeline is not None:
             require_micro_batches(pipeline, *config.micro_batches(mesh.place(0).readers))
             require_stages(pipeline, decoder)
-            config.train_module.require_stages(world_size)
+            config.train_module.check_schedule(world_size)
         if (context := config.train_module.cp_config) is not None:
             require_tokens_alone(context, decoder, mesh.tp)
         if mesh.tp > 1:
@@ -99,6 +99,7 @@ def describe(
     if scheduler is not None and scheduler.enabled:
         size = config.data_loader.global_batch_size
         loader.schedule_sizes(scheduler.sizes(size, config.model.num_params))
+    tensors = TrainingTensors.count(config.model, config.train_module.optim)
     with loader:
         sections: dict[str, Iterable[str]] = {
             "configuration": [yaml.safe_dump(config.as_dict(), sort_keys=False).rstrip()],
@@ -107,8 +108,8 @@ def describe(
             "pipeline": _pipeline(config, loader),
             "model": _model(config, loader, world_size, plan),
             "device": [*_chosen(chosen, plan), _threads(config), *here],
-            "memory of a rank": [*_memory(config, loader, world_size, nodes, plan), *why],
-            "traffic of a rank": _traffic(config, loader, world_size, nodes),
+            "memory of a rank": [*_memory(config, loader, world_size, nodes, plan, tensors), *why],
+            "traffic of a rank": _traffic(config, loader, world_size, nodes, tensors),
             "first rows": first_rows(loader.lock, loader.rows_of_step(0).tolist()),
             "evaluation": _held_out(config, loader),
         }
@@ -266,7 +267,12 @@ def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -
 
 
 def _memory(
-    config: RunConfig, loader: DataLoader, world_size: int, nodes: int, plan: Plan
+    config: RunConfig,
+    loader: DataLoader,
+    world_size: int,
+    nodes: int,
+    plan: Plan,
+    tensors: TrainingTensors,
 ) -> Iterator[str]:
     memory = memory_of_step(
         config.model,
@@ -275,6 +281,7 @@ def _memory(
         world_size=world_size,
         nodes=nodes,
         micro_batches=max(config.micro_batches(loader.world_size)),
+        counted=tensors,
     )
     unit, scale = ("GB", 1e9) if memory.total >= 1e9 else ("MB", 1e6)
     sizes = {**memory.by_component(), "total": memory.total}
@@ -290,7 +297,9 @@ def _memory(
         )
 
 
-def _traffic(config: RunConfig, loader: DataLoader, world_size: int, nodes: int) -> Iterator[str]:
+def _traffic(
+    config: RunConfig, loader: DataLoader, world_size: int, nodes: int, tensors: TrainingTensors
+) -> Iterator[str]:
     """Yield a line of what is sent in a step for each axis."""
     sent = traffic_of_step(
         config.model,
@@ -298,6 +307,7 @@ def _traffic(config: RunConfig, loader: DataLoader, world_size: int, nodes: int)
         world_size=world_size,
         nodes=nodes,
         micro_batches=max(config.micro_batches(loader.world_size)),
+        counted=tensors,
     )
     rows = [[axis, f"{amount / 1e6:,.4g}", "MB a step"] for axis, amount in sent.items()]
     yield from aligned(rows, left=(0, 2))

@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 
 from olm_train.distributed.world import World
 from olm_train.model.mixture import Experts, Router
+from olm_train.model.shards import local_part
 from olm_train.optim.adamw import AdamWConfig
-from olm_train.optim.averaging import local
 from olm_train.optim.given import NamedOptim
 from olm_train.optim.groups import GroupOverride
 from olm_train.parallel.config import ExpertParallelConfig
@@ -213,7 +213,7 @@ def _held() -> dict[str, Any]:
         name: tuple(p.to_local().shape) for name, p in named if isinstance(p, DTensor)
     }
     states = [each for state in module.optimizer.state.values() for each in state.values()]
-    found["state"] = sum(each.nbytes for each in map(local, states))
+    found["state"] = sum(each.nbytes for each in map(local_part, states))
     return found
 
 

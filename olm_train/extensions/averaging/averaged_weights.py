@@ -21,7 +21,8 @@ from olm_train.callbacks.base import Callback
 from olm_train.callbacks.evaluations import Evaluations, evaluated
 from olm_train.checkpoint.merged import Merge
 from olm_train.checkpoint.state import flatten
-from olm_train.optim.averaging import RunningMean, is_averaged, local
+from olm_train.model.shards import local_part
+from olm_train.optim.averaging import RunningMean, is_averaged
 from olm_train.train_module_base import TrainModule
 
 Suffix = Annotated[
@@ -40,15 +41,15 @@ def weights_of(module: TrainModule) -> dict[str, Tensor]:
 def in_place_of_weights(module: TrainModule, mean: Mapping[str, Tensor]) -> Iterator[None]:
     """Put other weights into the model, and its own ones back afterwards, to the bit."""
     weights = weights_of(module)
-    kept = {name: local(weights[name]).clone() for name in mean}
+    kept = {name: local_part(weights[name]).clone() for name in mean}
     for name, value in mean.items():
-        local(weights[name]).copy_(local(value))
+        local_part(weights[name]).copy_(local_part(value))
     try:
         yield
     finally:
         weights = weights_of(module)  # after an evaluation it cuts weights again
         for name, value in kept.items():
-            local(weights[name]).copy_(value)
+            local_part(weights[name]).copy_(value)
 
 
 class AveragingCallback(Callback):

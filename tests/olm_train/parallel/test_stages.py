@@ -171,16 +171,16 @@ def test_options_that_do_not_go_with_stages_are_refused() -> None:
         config.mesh(3)
     split_off = PipelineParallelConfig(degree=2, schedule="zero_bubble")
     config = replace(config, pp_config=split_off)
-    config.require_stages(2)
+    config.check_schedule(2)
     with pytest.raises(UsageError, match="reshard_after_forward: true"):
-        config.require_stages(4)
+        config.check_schedule(4)
     ops = ActivationCheckpointingConfig(mode="selected_ops")
     for change, message in (
         ({"compile_model": True}, "compile_model: true"),
         ({"ac_config": ops}, "mode: selected_ops"),
     ):
         with pytest.raises(UsageError, match=message):
-            replace(config, **change).require_stages(2)
+            replace(config, **change).check_schedule(2)
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.data())
