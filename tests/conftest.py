@@ -30,8 +30,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # What tests write is not to outlive a power cut: in this process a file is asked for, not the disk.
 # That `fsync` is called, in which order, is asked by faults/test_03_power_loss.py.
 os.fsync = os.fstat  # type: ignore[assignment]
-# A run unfreezes at its end what it froze: here that would be all that the tests have frozen.
-gc.unfreeze = lambda: None  # type: ignore[assignment]
+# A run freezes what is there, and unfreezes it at its end: here that would be all that tests have
+# frozen. What is frozen is never collected: without this, gigabytes by the end of the suite.
+_freeze = gc.freeze
+gc.freeze = gc.unfreeze = lambda: None  # type: ignore[assignment]
 # Workers and the processes they start share the cores: threads of torch would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Shells start background jobs with SIGINT ignored, and the commands under test would inherit that.
@@ -56,7 +58,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
         return (yield)
     finally:
         gc.enable()
-        gc.freeze()
+        _freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -69,7 +71,7 @@ def pytest_runtest_protocol() -> Generator[None, Any, Any]:
     result = yield
     if time.monotonic() > _frozen_at + 60:
         gc.collect()
-        gc.freeze()
+        _freeze()
         _frozen_at = time.monotonic()
     return result
 
