@@ -6,19 +6,16 @@ One call for all of it: starting processes is what costs time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from support.batches import make_batch
 from support.expert_ranks import BALANCES, of_experts
 from support.model_options import FAMILIES
-from support.training import LENGTHS, MODEL, ROWS, Run, build, cut, digest, full, train
+from support.training import LENGTHS, MODEL, ROWS, Run, build, cut, three_steps
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from olm_data.errors import OlmError
@@ -34,8 +31,6 @@ from olm_train.train_module import TransformerTrainModule
 from tests.olm_train.test_host_syncs import Syncs
 
 EXCHANGES = ("gather", "ulysses")
-BY_ROW = [1] * ROWS
-"""Micro-batches of `training.train` in which a rank has a part of each row."""
 CHUNK = 4
 """Tokens of a chunk here: documents, and rows, lie on several ranks."""
 LONG = [[150, 3, 103], [256], [1] * 200 + [56], [256]]
@@ -61,16 +56,6 @@ def of(name: str) -> DecoderConfig:
     return MODEL.changed(**{"n_heads": 8, "n_kv_heads": 4, **(MODELS | FAMILIES)[name]})
 
 
-@dataclass
-class Trained:
-    """What a run of three steps did; gradients are those of its first step."""
-
-    initial: str = ""
-    losses: list[float] = field(default_factory=list)
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
 def batches(step: int, lengths: Sequence[Sequence[int]], parts: int, world: World) -> list[Batch]:
     """The rows of this rank's reader, in so many micro-batches, the first of one row if several."""
     whole = make_batch(lengths, vocab_size=8, seed=step)
@@ -88,21 +73,13 @@ def at_random(batch: Batch, world: World) -> Batch:
     return replace(batch, dealt=order.view(world.sharers, -1).sort(1).values)
 
 
-def three_steps(module: TransformerTrainModule, data: str = "documents", parts: int = 1) -> Trained:
-    run = Trained(initial=digest(full(module)["model"]))
+def steps(module: TransformerTrainModule, data: str = "documents", parts: int = 1) -> Run:
+    """Three steps, chunks dealt by chance."""
 
-    def take() -> None:
-        for name, p in module.model.named_parameters():
-            if p.grad is not None:
-                whole = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
-                run.gradients.setdefault(name, whole.clone())
+    def dealt(step: int, _: Sequence[int], world: World) -> list[Batch]:
+        return batches(step, SETS[data], parts, world)
 
-    module.gradients_ready = take
-    for step in (1, 2, 3):
-        metrics = module.train_step(batches(step, SETS[data], parts, module.world), step, 6)
-        run.losses.append(float(metrics["train/CE loss"]))
-        run.metrics |= {f"{name} {step}": float(value) for name, value in metrics.items()}
-    return run
+    return three_steps(module, [], batches=dealt)
 
 
 def context(degree: int, exchange: str = "gather", **options: Any) -> dict[str, Any]:
@@ -111,22 +88,22 @@ def context(degree: int, exchange: str = "gather", **options: Any) -> dict[str, 
     return {"cp_config": cp, **options}
 
 
-def all_checks(folder: str, models: Sequence[str] = QUICK) -> dict[Any, Any]:
-    """Run every check on this rank; `folder` holds a checkpoint of one rank, and gets ours."""
+def all_checks(models: Sequence[str] = QUICK) -> dict[Any, Any]:
+    """Run every check on this rank."""
     world = World(rank=dist.get_rank(), size=dist.get_world_size())
     results: dict[Any, Any] = {}
     for exchange in EXCHANGES:
         for name in models:
             module = build("fsdp", world=world, model=of(name), **context(world.size, exchange))
-            results[name, exchange] = three_steps(module)
+            results[name, exchange] = steps(module)
         for data in SETS:
-            results[data, exchange] = three_steps(
+            results[data, exchange] = steps(
                 build("ddp", world=world, model=of("window"), **context(world.size, exchange)), data
             )
         for name, ac in RECOMPUTED.items():
             options = context(world.size, exchange, ac_config=ac)
             module = build("fsdp", world=world, model=of("grouped"), **options)
-            results[name, exchange] = three_steps(module, parts=2)
+            results[name, exchange] = steps(module, parts=2)
         results["apart", exchange] = _apart(world, exchange)
         results["no label", exchange] = _no_label(world, exchange)
     for balance, options in BALANCES.items():
@@ -134,8 +111,7 @@ def all_checks(folder: str, models: Sequence[str] = QUICK) -> dict[Any, Any]:
             module = build(
                 "fsdp", world=world, model=of_experts(**options), **context(world.size, "gather")
             )
-            results["experts", balance] = three_steps(module, parts=2)
-    results["resumed"] = _resumed(world, Path(folder))
+            results["experts", balance] = steps(module, parts=2)
     results["refused"] = _refused(world)
     results["seen"] = _seen(world)
     results["waits"] = [_waits(world, exchange) for exchange in EXCHANGES]
@@ -143,25 +119,25 @@ def all_checks(folder: str, models: Sequence[str] = QUICK) -> dict[Any, Any]:
     return results
 
 
-def four_checks(folder: str) -> dict[Any, Any]:
+def four_checks() -> dict[Any, Any]:
     """Run every check of this rank, one of four."""
-    results = all_checks(folder, tuple(MODELS))
+    results = all_checks(tuple(MODELS))
     world = World(rank=dist.get_rank(), size=dist.get_world_size())
     for exchange in EXCHANGES:
         for name in FAMILIES:
             module = build("fsdp", world=world, model=of(name), **context(world.size, exchange))
-            results[name, exchange] = three_steps(module)
+            results[name, exchange] = steps(module)
         for name, sharing in STRATEGIES.items():
             options = {"sharing": sharing, "model": of("window"), **context(2, exchange)}
-            results[name, exchange] = three_steps(build(name, world=world, **options), parts=2)
+            results[name, exchange] = steps(build(name, world=world, **options), parts=2)
     return results
 
 
-def compiled_checks() -> dict[str, Trained]:
+def compiled_checks() -> dict[str, Run]:
     """Runs of compiled blocks, with a window and without."""
     world = World(rank=dist.get_rank(), size=dist.get_world_size())
     return {
-        exchange: three_steps(
+        exchange: steps(
             build(world=world, model=of("window"), **context(2, exchange, compile_model=True))
         )
         for exchange in EXCHANGES
@@ -187,7 +163,7 @@ def _apart(world: World, exchange: str) -> dict[str, Any]:
     return {"own": own, "logits": logits, "changed": own[changed]}
 
 
-def _no_label(world: World, exchange: str) -> Trained:
+def _no_label(world: World, exchange: str) -> Run:
     """The last rank has the second row alone, in which no token has a label."""
     module = build("fsdp", world=world, model=of("grouped"), **context(world.size, exchange))
     batch = make_batch([[128 // world.size] * (world.size - 1) + [1] * (128 // world.size)],
@@ -195,43 +171,10 @@ def _no_label(world: World, exchange: str) -> Trained:
     dealt = torch.arange(2 * world.size).view(world.size, 2)
     metrics = module.train_step([replace(batch, dealt=dealt)], 1, 6)
     own = module._shares([replace(batch, dealt=dealt)])[0].labels
-    return Trained(
+    return Run(
         losses=[float(metrics["train/CE loss"]), float(metrics["optim/total grad norm"])],
         metrics={"own labels": int((own >= 0).sum())},
     )
-
-
-def _resumed(world: World, folder: Path) -> dict[str, Any]:
-    """A run that goes on from what one rank saved, one that is interrupted here, one to go on."""
-
-    def fresh() -> TransformerTrainModule:
-        return build("fsdp", world=world, model=of("grouped"), **context(world.size))
-
-    def load(module: TransformerTrainModule, name: str) -> str:
-        state = module.state_dict()
-        dcp.load(state, checkpoint_id=folder / name)
-        module.load_state_dict(state)
-        return digest(full(module)["model"])
-
-    module = fresh()
-    loaded = load(module, "one")
-    from_one = train(module, BY_ROW, steps=[3, 4])
-    whole = train(fresh(), BY_ROW, steps=[1, 2, 3, 4])
-    module = fresh()
-    train(module, BY_ROW, steps=[1, 2])
-    dcp.save(module.state_dict(), checkpoint_id=folder / f"cp{world.size}")
-    module = fresh()
-    with torch.no_grad():
-        for parameter in module.model.parameters():
-            parameter.zero_()
-    load(module, f"cp{world.size}")
-    rest: Run = train(module, BY_ROW, steps=[3, 4])
-    return {
-        "loaded": loaded,
-        "losses": from_one.losses,
-        "rest": rest.losses,
-        "same": (rest.losses, digest(rest.weights)) == (whole.losses[2:], digest(whole.weights)),
-    }
 
 
 def _refused(world: World) -> str:

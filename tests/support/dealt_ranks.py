@@ -6,18 +6,15 @@ One call for all of it: starting processes is what costs time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from support.batches import make_batch
 from support.context_ranks import context
-from support.expert_ranks import BALANCES, MUON, RECOMPUTED, Trained, of_experts, three_steps
+from support.expert_ranks import BALANCES, MUON, RECOMPUTED, of_experts
 from support.parallel_checks import OPTIMIZERS, Traffic
-from support.training import build, digest, full, micro_batches, train
+from support.training import Run, build, micro_batches, three_steps, train, weights
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -32,10 +29,6 @@ from olm_train.parallel.exchange import both_ways
 from olm_train.parallel.expert import DealtExperts
 from olm_train.train_module import TransformerTrainModule
 
-Layout = tuple[str, int, str, int]
-"""Strategy, degree, what is recomputed, micro-batches of a rank."""
-SOME: list[Layout] = [("fsdp", 2, "full", 1), ("fsdp", 2, "ops", 2), ("hsdp", 2, "kept", 2)]
-ALL: list[Layout] = list(product(("fsdp", "hsdp"), (2,), RECOMPUTED, (1, 2)))
 OPTIMS = {
     **OPTIMIZERS,
     "muon": MUON,
@@ -88,15 +81,12 @@ def odd_steps(module: TransformerTrainModule) -> list[float]:
     return losses
 
 
-def all_checks(folder: str, layouts: list[Layout], optims: Sequence[str]) -> dict[Any, Any]:
-    """Run every check on this rank; `folder` holds a checkpoint of one rank, and gets ours."""
+def all_checks(optims: Sequence[str]) -> dict[Any, Any]:
+    """Run every check on this rank."""
     size = dist.get_world_size()
     share = 8 // size
-    results: dict[Any, Any] = {"layouts": {}, "balances": {}}
-    for layout in layouts:
-        strategy, degree, recomputed, cuts = layout
-        module = dealt(degree, strategy, ac_config=RECOMPUTED[recomputed])
-        results["layouts"][layout] = three_steps(module, [share] if cuts == 1 else [1, share - 1])
+    results: dict[Any, Any] = {"balances": {}}
+    results["hsdp"] = three_steps(dealt(2, "hsdp"), [1, share - 1])
     for name, options in BALANCES.items():
         module = dealt(model=of_experts(**options))
         results["balances"][name] = three_steps(module, [1, share - 1])
@@ -119,16 +109,15 @@ def all_checks(folder: str, layouts: list[Layout], optims: Sequence[str]) -> dic
     for name in optims:
         results["optim", name] = train(dealt(optim=OPTIMS[name]), [share])
     results["bfloat16"] = three_steps(dealt(param_dtype="bfloat16"), [share])
-    results["resumed"] = _resumed(Path(folder))
     results["non-finite"] = _non_finite()
     results["held"] = _held()
     results["traffic"] = {name: _traffic(name) for name in RECOMPUTED}
     return results
 
 
-def four_checks(folder: str) -> dict[Any, Any]:
+def four_checks() -> dict[Any, Any]:
     """Run every check of this rank, one of four."""
-    results = all_checks(folder, ALL, list(OPTIMS))
+    results = all_checks(list(OPTIMS))
     for degree in (2, 4):
         module = dealt(degree, model=of_experts(n_experts=8), **context(2))
         results["context", degree] = three_steps(module, [2, 2])
@@ -153,53 +142,21 @@ def eight_checks() -> dict[Any, Any]:
     }
 
 
-def compiled_checks() -> Trained:
+def compiled_checks() -> Run:
     """A run of compiled blocks."""
     return three_steps(dealt(param_dtype="bfloat16", compile_model=True), [4])
-
-
-def _resumed(folder: Path) -> dict[str, Any]:
-    """A run that goes on from what one rank saved, one that is interrupted here, one to go on."""
-    share = [8 // dist.get_world_size()]
-
-    def load(module: TransformerTrainModule, name: str) -> str:
-        state = module.state_dict()
-        dcp.load(state, checkpoint_id=folder / name)
-        module.load_state_dict(state)
-        found: str = digest(full(module)["model"])
-        return found
-
-    module = dealt()
-    loaded = load(module, "one")
-    from_one = train(module, share, steps=[3, 4])
-    whole = train(dealt(), share, steps=[1, 2, 3, 4])
-    module = dealt()
-    train(module, share, steps=[1, 2])
-    dcp.save(module.state_dict(), checkpoint_id=folder / f"ep{dist.get_world_size()}")
-    module = dealt()
-    with torch.no_grad():
-        for parameter in module.model.parameters():
-            parameter.zero_()
-    load(module, f"ep{dist.get_world_size()}")
-    rest = train(module, share, steps=[3, 4])
-    return {
-        "loaded": loaded,
-        "losses": from_one.losses,
-        "rest": rest.losses,
-        "same": (rest.losses, digest(rest.weights)) == (whole.losses[2:], digest(whole.weights)),
-    }
 
 
 def _non_finite() -> dict[str, Any]:
     """One rank alone sees a NaN; what did each do, weights and biases, and after it?"""
     module = dealt(non_finite="skip")
-    before = digest(full(module)["model"])
+    before = weights(module)
     batches = micro_batches(1, [8 // module.world.size], module.world)
     handle = module.model.norm.register_forward_hook(
         lambda _m, _args, out: out * (float("nan") if module.world.rank == 1 else 1.0)
     )
     bad = float(module.train_step(batches, 1, 6)["optim/non-finite"])
-    unchanged = digest(full(module)["model"]) == before
+    unchanged = weights(module) == before
     handle.remove()
     good = module.train_step(batches, 2, 6)
     return {"bad": bad, "unchanged": unchanged, "loss": float(good["train/CE loss"])}

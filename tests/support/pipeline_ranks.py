@@ -5,8 +5,7 @@ One call for all of it: starting processes is what costs time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,29 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from support.batches import make_batch
-from support.context_ranks import context
 from support.dealt_ranks import OPTIMS
 from support.expert_ranks import BALANCES, of_experts
-from support.training import LENGTHS, MODEL, build, cut, digest, micro_batches
+from support.training import (
+    LENGTHS,
+    MODEL,
+    Run,
+    build,
+    cut,
+    digest,
+    full,
+    load,
+    micro_batches,
+    save,
+    three_steps,
+    train,
+    weights,
+)
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from olm_data.errors import OlmError
 from olm_data.storage.store import Store
 from olm_train.checkpoint.load import Checkpoint
-from olm_train.checkpoint.manifest import Kind, Manifest
-from olm_train.checkpoint.save import Contents, save_checkpoint
+from olm_train.checkpoint.manifest import Manifest
 from olm_train.data.batch import Batch
 from olm_train.distributed.waiting import RanksLostError, RankWatchdog
 from olm_train.distributed.world import World
@@ -33,7 +43,6 @@ from olm_train.model.decoder import build_decoder
 from olm_train.model.init import init_parameters
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.groups import GroupOverride
-from olm_train.optim.state import OptimizerState, make_room
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import (
     ExpertParallelConfig,
@@ -61,32 +70,13 @@ NAMED = {
     "limit": AdamWConfig(lr=1e-2, group_overrides=[LIMIT]),
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "fsdp": {},
     "hsdp": {"strategy": "hsdp", "sharing": {"shard_degree": 1}},
     "pp4": {"degree": 4},
     "offload": {"sharing": {"cpu_offload": True, "prefetch_factor": 1}},
-    "context": {**context(2)},
     "zero bubble": {"schedule": "zero_bubble", "sharing": KEPT},
     "interleaved, recomputed": {"schedule": "interleaved_1f1b", "ac_config": FULL},
 }
 """Of four ranks."""
-
-
-@dataclass
-class Trained:
-    """What a run of three steps did; tensors are those of the whole model.
-
-    Attributes:
-        gradients: of the first step.
-    """
-
-    initial: str = ""
-    losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-    weights: str = ""
-    held: int = 0
 
 
 def world() -> World:
@@ -107,61 +97,15 @@ def piped(
     return build(strategy, world=world(), pp_config=pipeline, **{"model": DENSE, **options})
 
 
-def whole(world: World, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of all stages, by name; every rank calls it."""
-    own = {n: (t.full_tensor() if isinstance(t, DTensor) else t).cpu() for n, t in tensors.items()}
-    found: dict[str, Tensor] = {}
-    for each in world.gather(own):
-        found |= {name: tensor.clone() for name, tensor in each.items()}
-    return found
-
-
-def weights(module: TransformerTrainModule) -> str:
-    return digest(whole(module.world, module.state_dict()["model"]))
-
-
 def batches(module: TransformerTrainModule, step: int, rows: int = 1) -> list[Batch]:
     """This rank's part of a global batch of 8 rows, `rows` a micro-batch."""
     each = 8 // module.world.readers // rows
     return micro_batches(step, [rows] * each, module.world)
 
 
-def steps(
-    module: TransformerTrainModule, numbers: Sequence[int] = (1, 2, 3), rows: int = 1
-) -> Trained:
-    run = Trained(initial=weights(module))
-
-    def look() -> None:
-        named = module.model.named_parameters()
-        gradients = {name: p.grad for name, p in named if p.grad is not None}
-        run.gradients = run.gradients or whole(module.world, gradients)
-
-    module.gradients_ready = look
-    for step in numbers:
-        metrics = module.train_step(batches(module, step, rows), step, 6)
-        run.losses.append(float(metrics["train/CE loss"]))
-        run.norms.append(float(metrics["optim/total grad norm"]))
-    run.metrics = {name: float(value) for name, value in metrics.items()}
-    run.weights = weights(module)
-    run.held = len(dict(module.model.named_parameters()))
-    return run
-
-
-def save(module: TransformerTrainModule, folder: Path) -> None:
-    OptimizerState(module.model, module.optimizer).record(module.world)
-    state = module.state_dict()
-    contents = Contents(step=2, kind=Kind.permanent, state=state, documents={}, lock_digest="")
-    save_checkpoint(folder, contents, module.world, work_dir=folder)
-
-
-def load(module: TransformerTrainModule, folder: Path) -> TransformerTrainModule:
-    store = Store(folder / "step00000002")
-    checkpoint = Checkpoint(store, Manifest.read(store))
-    make_room(module.model, module.optimizer, checkpoint.names("optim"))
-    state = module.state_dict()
-    checkpoint.load_tensors(state, module.world)
-    module.load_state_dict(state)
-    return module
+def steps(module: TransformerTrainModule, rows: int = 1) -> Run:
+    """Three steps."""
+    return three_steps(module, [rows] * (8 // module.world.readers // rows))
 
 
 def evaluated(
@@ -179,6 +123,7 @@ def two_checks(folder: str) -> dict[Any, Any]:
     module = piped(schedule="zero_bubble")
     mine = LENGTHS[:2] if world().rank else LENGTHS[2:5]
     results["evaluated"] = evaluated(module, mine)
+    results["held"] = [*dict(module.model.named_parameters())]
     results["zero_bubble"] = steps(module)
     for schedule in QUICK:
         results[schedule] = steps(piped(schedule=schedule))
@@ -216,20 +161,15 @@ def slow_checks() -> dict[Any, Any]:
     return results
 
 
-def four_checks(folder: str) -> dict[Any, Any]:
+def four_checks() -> dict[Any, Any]:
     """Run every check of this rank, one of four."""
     results: dict[Any, Any] = {}
     for name, options in LAYOUTS.items():
         results[name] = steps(piped(**options))
-    for name, model in EXPERTS.items():
-        results["experts", name] = steps(piped(model=model))
     dealt = ExpertParallelConfig(degree=2)
     results["dealt"] = steps(piped(model=EXPERTS["sequence_aux"], ep_config=dealt))
     results["muon"] = steps(piped(optim=OPTIMS["muon"]))
     results["evaluated"] = evaluated(piped(schedule="interleaved_1f1b"), LENGTHS[:2])
-    results["resumed"] = resumed(Path(folder))
-    fsdp = build(world=world(), model=DENSE)
-    results["to fsdp"] = steps(load(fsdp, Path(folder) / "pp4"), (3, 4)).losses
     return results
 
 
@@ -258,33 +198,26 @@ def lost() -> str:
 
 
 def resumed(folder: Path) -> dict[str, Any]:
-    """A run that goes on from what one rank saved, and one that is interrupted here."""
-    size = dist.get_world_size()
+    """A run of looped stages that is interrupted, and what is given to one of its own."""
     schedule: PipelineSchedule = "interleaved_1f1b"
-    from_one = load(piped(schedule=schedule), folder / "one")
-    found: dict[str, Any] = {"loaded": weights(from_one)}
-    given = whole(from_one.world, from_one.state_dict()["model"])
-    other = piped()
-    other.load_state_dict({"model": given})
-    found["given"] = weights(other)
-    found["losses"] = steps(from_one, (3, 4)).losses
     module = piped(schedule=schedule)
-    steps(module, (1, 2))
-    save(module, folder / f"pp{size}")
-    found["values"] = saved_values(module, folder / f"values{size}")
-    straight = steps(module, (3, 4))
-    module = piped(schedule=schedule)
+    rows = [1] * (8 // module.world.readers)
+    train(module, rows, (1, 2))
+    save(module, folder / "here")
+    values = saved_values(module, folder / "values")
+    given, other = full(module), piped()
+    other.load_state_dict({"model": given["model"]})
+    straight, again = train(module, rows, (3, 4)), piped(schedule=schedule)
     with torch.no_grad():
-        for parameter in module.model.parameters():
+        for parameter in again.model.parameters():
             parameter.zero_()
-    again = steps(load(module, folder / f"pp{size}"), (3, 4))
-    found["rest"] = straight.losses
-    found["same"] = (straight.losses, straight.norms, straight.weights) == (
-        again.losses,
-        again.norms,
-        again.weights,
-    )
-    return found
+    rest = train(load(again, folder / "here"), rows, (3, 4))
+    return {
+        "same": rest.bits == straight.bits,
+        "given": weights(other) == digest(given["model"]),
+        "values": values,
+        "from one": train(load(other, folder / "one"), rows, (3, 4)),
+    }
 
 
 def saved_values(module: TransformerTrainModule, folder: Path) -> list[str]:

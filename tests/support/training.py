@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from support.batches import make_batch
 from torch.distributed.tensor import DTensor
 
+from olm_data.storage.store import Store
+from olm_train.checkpoint.load import Checkpoint
+from olm_train.checkpoint.manifest import Kind, Manifest
+from olm_train.checkpoint.save import Contents, save_checkpoint
 from olm_train.data.batch import Batch
 from olm_train.distributed.world import World
 from olm_train.model.config import DecoderConfig
-from olm_train.model.shards import local_blocks, tensor_cut
+from olm_train.model.shards import like, local_blocks, tensor_cut
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.schedule import CosineWithWarmup
+from olm_train.optim.state import OptimizerState, make_room
 from olm_train.parallel.config import DataParallelConfig
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
@@ -38,12 +45,27 @@ LENGTHS = [[32], [1, 31], [16, 16], [5, 6, 7, 14], [1] * 32, [1] * 30 + [2], [20
 
 @dataclass
 class Run:
-    """What a run did. Tensors are full, fp32 or as in the state, on the CPU."""
+    """What a run did. Tensors are those of the whole model, on the CPU.
+
+    Attributes:
+        initial: digest of the weights before it.
+        gradients: of its first step.
+        metrics: of its steps, by name and step.
+        counts: tokens that each expert got in the last step, of all ranks.
+    """
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     initial: str = ""
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    counts: torch.Tensor | None = None
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def bits(self) -> tuple[list[float], list[float], str]:
+        """Losses, norms and weights, to the bit."""
+        return self.losses, self.norms, digest(self.weights)
 
 
 def build(
@@ -92,16 +114,86 @@ def micro_batches(step: int, rows: Sequence[int], world: World) -> list[Batch]:
 
 
 def train(
-    module: TransformerTrainModule, rows: Sequence[int], steps: Sequence[int] | None = None
+    module: TransformerTrainModule,
+    rows: Sequence[int],
+    steps: Sequence[int] | None = None,
+    batches: Callable[[int, Sequence[int], World], list[Batch]] = micro_batches,
 ) -> Run:
-    """Take `steps` of a run of STEPS, by default all of them."""
-    run = Run(initial=digest(full(module)["model"]))
+    """Take `steps` of a run of STEPS, by default all of them, of micro-batches of `rows`."""
+    run = Run(initial=weights(module))
+
+    def look() -> None:
+        named = module.model.named_parameters()
+        gradients = {name: like(p.grad, p) for name, p in named if p.grad is not None}
+        run.gradients = run.gradients or full(module, {"": gradients})[""]
+
+    module.gradients_ready = look
     for step in steps or range(1, STEPS + 1):
-        metrics = module.train_step(micro_batches(step, rows, module.world), step, STEPS)
+        metrics = module.train_step(batches(step, rows, module.world), step, STEPS)
         run.losses.append(float(metrics["train/CE loss"]))
         run.norms.append(float(metrics["optim/total grad norm"]))
+        run.metrics |= {f"{name} {step}": float(value) for name, value in metrics.items()}
     run.weights = full(module)["model"]
+    if module.experts is not None and module.config.pp_config is None:
+        run.counts = module.world.sum(module.experts.counts)
     return run
+
+
+def three_steps(module: TransformerTrainModule, rows: Sequence[int], **options: Any) -> Run:
+    """The first half of a run."""
+    return train(module, rows, (1, 2, 3), **options)
+
+
+def assert_alike(
+    run: Run, expected: Run, which: object = None, *, rel: float = 1e-6, far: float = 1e-5
+) -> None:
+    """A run is that of one rank: the same bits at first, then within rounding.
+
+    Args:
+        rel: how far off losses may be. What else is said of a step may be farther off: an optimiser
+            makes much of rounding.
+        far: how far off gradients of the first step may be, of their largest element.
+    """
+    assert run.initial == expected.initial, which
+    assert run.losses == pytest.approx(expected.losses, rel=rel), which
+    assert run.norms[:1] == pytest.approx(expected.norms[:1], rel=1e-5), which
+    assert run.gradients.keys() == expected.gradients.keys(), which
+    for name, gradient in expected.gradients.items():
+        worst = (run.gradients[name] - gradient).abs().max()
+        assert worst <= far * gradient.abs().max(), (which, name)
+    assert run.metrics.keys() == expected.metrics.keys(), which
+    for name, value in expected.metrics.items():
+        if "pairs" in name:  # rounded down on each rank, of each micro-batch
+            assert value - 32 < run.metrics[name] <= value, (which, name)
+            continue
+        exact = name.startswith("train/") and value == int(value)  # counts
+        near = pytest.approx(value, rel=1e-4, abs=1e-7)
+        assert run.metrics[name] == (value if exact else near), (which, name)
+    if run.counts is not None:
+        assert expected.counts is not None
+        assert torch.equal(run.counts, expected.counts), which
+    for name, weight in expected.weights.items():
+        if name.endswith("router.bias"):
+            assert torch.equal(run.weights[name], weight), (which, name)
+
+
+def save(module: TransformerTrainModule, folder: Path, step: int = 2) -> Path:
+    """A checkpoint of ours in `folder`; every rank calls it."""
+    OptimizerState(module.model, module.optimizer).record(module.world)
+    state = module.state_dict()
+    contents = Contents(step=step, kind=Kind.permanent, state=state, documents={}, lock_digest="")
+    return Path(save_checkpoint(folder, contents, module.world, work_dir=folder))
+
+
+def load(module: TransformerTrainModule, folder: Path, step: int = 2) -> TransformerTrainModule:
+    """The module, with what was saved in `folder` in any layout; every rank calls it."""
+    store = Store(folder / f"step{step:08}")
+    checkpoint = Checkpoint(store, Manifest.read(store))
+    make_room(module.model, module.optimizer, checkpoint.names("optim"))
+    state = module.state_dict()
+    checkpoint.load_tensors(state, module.world)
+    module.load_state_dict(state)
+    return module
 
 
 def whole(tensor: torch.Tensor, world: World) -> torch.Tensor:
@@ -115,12 +207,26 @@ def whole(tensor: torch.Tensor, world: World) -> torch.Tensor:
     return found
 
 
-def full(module: TransformerTrainModule) -> dict[str, dict[str, torch.Tensor]]:
-    """A copy of the state with sharded tensors put together; every rank calls it."""
-    return {
-        part: {name: whole(x, module.world) for name, x in tensors.items()}
-        for part, tensors in module.state_dict().items()
+def full(module: TransformerTrainModule, given: Any = None) -> dict[str, dict[str, torch.Tensor]]:
+    """A copy of the state with sharded tensors put together; every rank calls it.
+
+    Args:
+        given: tensors by part and name, in the place of the state's.
+    """
+    found = {
+        part: {name: whole(x, module.world).cpu() for name, x in tensors.items()}
+        for part, tensors in (given or module.state_dict()).items()
     }
+    if module.config.pp_config is not None:  # other ranks have other layers
+        for stage in module.world.gather(found):
+            for part, tensors in stage.items():
+                found[part] |= {name: tensor.clone() for name, tensor in tensors.items()}
+    return found
+
+
+def weights(module: TransformerTrainModule) -> str:
+    """Digest of the whole model; every rank calls it."""
+    return digest(full(module)["model"])
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:

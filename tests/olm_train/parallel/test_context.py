@@ -6,13 +6,12 @@ All checks of two ranks run in one launch, those of four in another (support/con
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
 from support.batches import make_batch
@@ -24,18 +23,18 @@ from support.context_ranks import (
     RECOMPUTED,
     SETS,
     STRATEGIES,
-    Trained,
     all_checks,
     batches,
     compiled_checks,
     four_checks,
     of,
-    three_steps,
+    steps,
 )
 from support.distributed import run_ranks
 from support.expert_ranks import BALANCES, of_experts
 from support.model_options import FAMILIES
-from support.training import LENGTHS, ROWS, build, digest, full, train
+from support.training import LENGTHS, ROWS, build
+from support.training import assert_alike as assert_near
 
 from olm_data.errors import UsageError
 from olm_train.data.dealing import Dealing, Share
@@ -52,53 +51,31 @@ Ranks = list[dict[Any, Any]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("checkpoints")
-    module = build(model=of("grouped"))
-    train(module, [ROWS], steps=[1, 2])
-    dcp.save(module.state_dict(), checkpoint_id=path / "one")
-    return path
-
-
-@pytest.fixture(scope="module")
-def four(folder: Path) -> Ranks:
-    return run_ranks(four_checks, 4, str(folder))
+def four() -> Ranks:
+    return run_ranks(four_checks, 4)
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
-def ranks(request: pytest.FixtureRequest, folder: Path) -> Ranks:
+def ranks(request: pytest.FixtureRequest) -> Ranks:
     if request.param == 4:
         found: Ranks = request.getfixturevalue("four")
         return found
-    return run_ranks(all_checks, 2, str(folder))
+    return run_ranks(all_checks, 2)
 
 
-def assert_alike(run: Trained, expected: Trained) -> None:
-    assert run.initial == expected.initial
-    assert run.losses == pytest.approx(expected.losses, rel=1e-6)
-    assert run.gradients.keys() == expected.gradients.keys()
-    for name, gradient in expected.gradients.items():
-        far = (run.gradients[name] - gradient).abs().max() / gradient.abs().max()
-        assert far <= 1e-6, name
-    assert run.metrics.keys() == expected.metrics.keys()
-    for name, value in expected.metrics.items():
-        if "pairs" in name:  # rounded down on each rank, of each micro-batch
-            assert value - 8 < run.metrics[name] <= value
-            continue
-        exact = name.startswith("train/") and value == int(value)  # counts
-        assert run.metrics[name] == (value if exact else pytest.approx(value, rel=1e-4)), name
+assert_alike = partial(assert_near, far=1e-6)
 
 
 @pytest.mark.parametrize(("model", "exchange"), list(product(QUICK, EXCHANGES)))
 def test_a_model_follows_one_rank(model: str, exchange: str, ranks: Ranks) -> None:
-    expected = three_steps(build(model=of(model)))
+    expected = steps(build(model=of(model)))
     for rank in ranks:
         assert_alike(rank[model, exchange], expected)
 
 
 @pytest.mark.parametrize(("data", "exchange"), list(product(SETS, EXCHANGES)))
 def test_so_do_documents_of_any_length(data: str, exchange: str, ranks: Ranks) -> None:
-    expected = three_steps(build(model=of("window")), data)
+    expected = steps(build(model=of("window")), data)
     for rank in ranks:
         assert_alike(rank[data, exchange], expected)
 
@@ -107,14 +84,14 @@ def test_so_do_documents_of_any_length(data: str, exchange: str, ranks: Ranks) -
 def test_so_do_recomputed_activations_of_several_micro_batches(
     recomputed: str, exchange: str, ranks: Ranks
 ) -> None:
-    expected = three_steps(build(model=of("grouped")), parts=2)
+    expected = steps(build(model=of("grouped")), parts=2)
     for rank in ranks:
         assert_alike(rank[recomputed, exchange], expected)
 
 
 @pytest.mark.parametrize("balance", [name for name in BALANCES if name != "sequence_aux"])
 def test_so_do_experts(balance: str, ranks: Ranks) -> None:
-    expected = three_steps(build(model=of_experts(**BALANCES[balance])), parts=2)
+    expected = steps(build(model=of_experts(**BALANCES[balance])), parts=2)
     for rank in ranks:
         assert_alike(rank["experts", balance], expected)
 
@@ -123,7 +100,7 @@ def test_so_do_experts(balance: str, ranks: Ranks) -> None:
 @pytest.mark.parametrize(("strategy", "exchange"), list(product(STRATEGIES, EXCHANGES)))
 def test_two_readers_of_two_ranks_follow_one(strategy: str, exchange: str, four: Ranks) -> None:
     """With hsdp a copy of the weights lies on the ranks that share rows."""
-    expected = three_steps(build(model=of("window")), parts=2)
+    expected = steps(build(model=of("window")), parts=2)
     for rank in four:
         assert_alike(rank[strategy, exchange], expected)
 
@@ -133,14 +110,14 @@ def test_two_readers_of_two_ranks_follow_one(strategy: str, exchange: str, four:
     ("model", "exchange"), list(product([*sorted(MODELS.keys() - {*QUICK}), *FAMILIES], EXCHANGES))
 )
 def test_other_models_and_families_follow_one_rank(model: str, exchange: str, four: Ranks) -> None:
-    expected = three_steps(build(model=of(model)))
+    expected = steps(build(model=of(model)))
     for rank in four:
         assert_alike(rank[model, exchange], expected)
 
 
 @pytest.mark.slow
 def test_compiled_blocks_follow_one_rank() -> None:
-    expected = three_steps(build(model=of("window")))
+    expected = steps(build(model=of("window")))
     for rank in run_ranks(compiled_checks, 2):
         for exchange in EXCHANGES:
             assert rank[exchange].losses == pytest.approx(expected.losses, rel=1e-5)
@@ -172,24 +149,6 @@ def test_a_rank_without_a_label_changes_nothing(exchange: str, ranks: Ranks) -> 
     for rank in ranks:
         assert rank["no label", exchange].losses == pytest.approx(expected, rel=1e-5)
     assert ranks[-1]["no label", exchange].metrics["own labels"] == 0
-
-
-def test_a_run_goes_on_to_the_bit_and_from_and_on_one_rank(ranks: Ranks, folder: Path) -> None:
-    module = build(model=of("grouped"))
-    train(module, [ROWS], steps=[1, 2])
-    saved = digest(full(module)["model"])
-    expected = train(module, [ROWS], steps=[3, 4]).losses
-    for rank in ranks:
-        found = rank["resumed"]
-        assert found["same"]
-        assert found["loaded"] == saved
-        assert found["losses"] == pytest.approx(expected, rel=1e-5)
-    module = build(model=of("grouped"))
-    state = module.state_dict()
-    dcp.load(state, checkpoint_id=folder / f"cp{len(ranks)}")
-    module.load_state_dict(state)
-    alone = train(module, [ROWS], steps=[3, 4]).losses
-    assert alone == pytest.approx(ranks[0]["resumed"]["rest"], rel=1e-5)
 
 
 def test_different_rows_on_ranks_that_share_them_are_refused(ranks: Ranks) -> None:

@@ -1,0 +1,92 @@
+"""Every layout of ranks does what one rank does, and goes on from what any other one saved.
+
+All checks of two ranks run in one launch, those of four in another (support/parity_ranks.py); what
+is special to a layout: test_context.py, test_tensor.py and their likes. The tables of what was
+held against what are printed (`pytest -s`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.distributed import run_ranks
+from support.parity_ranks import HOW, MODELS, all_checks, begun, layouts_of, rest_of, run_of
+from support.parity_ranks import of as module_of
+from support.training import assert_alike, load, weights
+
+pytestmark = pytest.mark.xdist_group("parity")  # its fixtures are made once
+
+QUICK = ["in parts"]
+
+
+@dataclass
+class Layouts:
+    """Results of the ranks of a model, by rank, and the folder of the checkpoints."""
+
+    model: str
+    ranks: list[dict[Any, Any]]
+    folder: Path
+
+    @property
+    def names(self) -> list[str]:
+        return layouts_of(self.model, len(self.ranks))
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def layouts(
+    request: pytest.FixtureRequest, model: str, tmp_path_factory: pytest.TempPathFactory
+) -> Layouts:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    begun(None, model, folder)
+    how = QUICK if request.param == 2 else [*HOW]
+    ranks = run_ranks(all_checks, request.param, str(folder), model, how, timeout=900)
+    return Layouts(model, ranks, folder)
+
+
+def test_every_layout_follows_one_rank(layouts: Layouts) -> None:
+    """Gradients of each parameter, routers included, are summed once over all tokens."""
+    model, ranks = layouts.model, layouts.ranks
+    for how in sorted({key[2] for key in ranks[0] if key[0] == "run"}):
+        alone = run_of(None, model, how)
+        biases = [value for name, value in alone.weights.items() if name.endswith("router.bias")]
+        assert all(bias.abs().max() > 0 for bias in biases)
+        assert len(biases) == (2 if model == "experts" else 0)
+        for name in layouts.names:
+            for rank in ranks:
+                assert_alike(rank["run", name, how], alone, (name, how))
+        print(f"\n{model}, {how}, as one rank: {', '.join(layouts.names)}")
+
+
+def test_an_interrupted_run_goes_on_to_the_bit(layouts: Layouts) -> None:
+    for name in layouts.names:
+        straight, again = layouts.ranks[0]["begun", name]
+        assert again.bits == straight.bits, name
+        assert all(rank["begun", name][1].bits == again.bits for rank in layouts.ranks)
+
+
+def test_a_run_goes_on_from_what_any_layout_saved(layouts: Layouts) -> None:
+    ranks, module = layouts.ranks, module_of(None, layouts.model)
+    print(f"\n{layouts.model}, {len(ranks)} ranks: losses after two steps of another layout")
+    for saved in (None, *layouts.names):
+        load(module, layouts.folder / str(saved))
+        digest = weights(module)
+        if saved:  # rows of matrices lie in a checkpoint as in the model
+            assert digest == ranks[0]["begun", saved][0].initial
+        expected, worst = rest_of(module).losses, 0.0
+        for name in layouts.names:
+            for rank in ranks:
+                first, losses = rank["from", saved, name]
+                assert first == digest, (saved, name)
+                assert losses == pytest.approx(expected, rel=1e-6), (saved, name)
+                far = [abs(a / b - 1) for a, b in zip(losses, expected, strict=True)]
+                worst = max(worst, *far)
+        names = ", ".join(layouts.names)
+        print(f"  {saved or 'one rank'}, on one rank and {names}: within {worst:.1e}")

@@ -1,0 +1,124 @@
+"""What each rank does for tests/olm_train/parallel/test_parity.py; by name.
+
+One call for all of it: starting processes is what costs time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from support.expert_ranks import of_experts
+from support.training import MODEL, ROWS, Run, build, load, save, train, weights
+
+from olm_train.distributed.world import World
+from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
+from olm_train.parallel.config import (
+    ContextParallelConfig,
+    ExpertParallelConfig,
+    PipelineParallelConfig,
+    TensorParallelConfig,
+)
+from olm_train.train_module import TransformerTrainModule
+
+CONTEXT = {"cp_config": ContextParallelConfig(degree=2)}
+EXPERTS = {"ep_config": ExpertParallelConfig(degree=2)}
+PIPELINE = {"pp_config": PipelineParallelConfig(degree=2)}
+TENSOR = {"tp_config": TensorParallelConfig(degree=2)}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ddp": {"strategy": "ddp"},
+    "fsdp": {},
+    "hsdp": {"strategy": "hsdp", "sharing": {"num_replicas": 2}},
+    "tp2": TENSOR,
+    "cp2": CONTEXT,
+    "pp2": PIPELINE,
+    "ep2": EXPERTS,
+    "tp2 x cp2": TENSOR | CONTEXT,
+    "tp2 x ep2": TENSOR | EXPERTS,
+    "cp2 x ep2": CONTEXT | EXPERTS,
+    "pp2 x cp2": PIPELINE | CONTEXT,
+    "pp2 x ep2": PIPELINE | EXPERTS,
+}
+"""The ranks that are left share rows as `fsdp` does: of four, tp2 is fsdp2 x tp2."""
+MODELS = {
+    name: model.changed(vocab_multiple=4)
+    for name, model in (("dense", MODEL), ("experts", of_experts()))
+}
+HOW: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "in parts": {"parts": 2},
+    "recomputed": {"ac_config": ActivationCheckpointingConfig(mode="full")},
+    "both": {"ac_config": ActivationCheckpointingConfig(mode="selected_ops"), "parts": 2},
+}
+"""Activation checkpointing and accumulation; a pipeline always takes micro-batches of one row."""
+
+
+def layouts_of(model: str, size: int) -> list[str]:
+    """Names of layouts that a model and a number of ranks can have."""
+    names = [name for name in LAYOUTS if model == "experts" or "ep2" not in name]
+    return [name for name in names if size >= 4 or "x" not in name]
+
+
+def of(layout: str | None, model: str, **options: Any) -> TransformerTrainModule:
+    """A module in a layout of the ranks there are; None: of one rank."""
+    if layout is None:
+        return build(model=MODELS[model], **options)
+    world = World(rank=dist.get_rank(), size=dist.get_world_size())
+    return build(world=world, model=MODELS[model], **LAYOUTS[layout], **options)
+
+
+def rows_of(module: TransformerTrainModule, parts: int = 1) -> list[int]:
+    """Rows of each micro-batch of this rank."""
+    share = ROWS // module.world.readers
+    if module.config.pp_config is not None:
+        return [1] * share
+    return [share] if parts == 1 else [1, share - 1]
+
+
+def run_of(layout: str | None, model: str, how: str) -> Run:
+    """Three steps."""
+    options = dict(HOW[how])
+    parts = options.pop("parts", 1)
+    module = of(layout, model, **options)
+    return train(module, rows_of(module, parts), steps=[1, 2, 3])
+
+
+def rest_of(module: TransformerTrainModule) -> Run:
+    """The third and the fourth step."""
+    return train(module, rows_of(module), steps=[3, 4])
+
+
+def begun(layout: str | None, model: str, folder: Path) -> tuple[Run, Run]:
+    """A run that is saved after two steps, and one that begins anew with what it saved."""
+    module = of(layout, model)
+    train(module, rows_of(module), steps=[1, 2])
+    save(module, folder / str(layout))
+    straight, again = rest_of(module), of(layout, model)
+    with torch.no_grad():
+        for parameter in again.model.parameters():
+            parameter.zero_()
+    return straight, rest_of(load(again, folder / str(layout)))
+
+
+def all_checks(folder: str, model: str, how: Sequence[str]) -> dict[Any, Any]:
+    """Run every check on this rank; `folder` holds the checkpoint of one rank, and gets ours.
+
+    Returns:
+        "run", layout, how: three steps. "begun", layout: see `begun`. "from", saved, layout: digest
+        of what another layout saved and losses of the steps after it.
+    """
+    results: dict[Any, Any] = {}
+    names = layouts_of(model, dist.get_world_size())
+    for name in names:
+        for each in how:
+            results["run", name, each] = run_of(name, model, each)
+        results["begun", name] = begun(name, model, Path(folder))
+    for name in names:
+        module = of(name, model)
+        for saved in (None, *names):
+            load(module, Path(folder) / str(saved))
+            results["from", saved, name] = weights(module), rest_of(module).losses
+    return results
