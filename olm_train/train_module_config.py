@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from olm_data.config.convert import Config
 from olm_data.config.hints import Needs, Parts, PositiveFloat
 from olm_data.errors import UsageError
-from olm_train.data.dealing import require_equal_parts
+from olm_train.data.dealing import Dealing, Windows, require_equal_parts
 from olm_train.model.config import DecoderConfig
 from olm_train.model.loss_config import LossChoice, LossConfig, OwnLoss
 from olm_train.optim import AnyOptim
@@ -140,6 +140,19 @@ class TransformerTrainModuleConfig(Config):
         """Return which rank of a run does what; see `DataParallelConfig.mesh`."""
         degrees = {axis: self._degree(f"{axis}_config") for axis in ("pp", "cp", "tp", "ep")}
         return self.dp_config.mesh(world_size, nodes, **degrees)
+
+    def dealing(self, windows: Windows, rank: int) -> Dealing | None:
+        """Return how ranks share micro-batches; None: they do not.
+
+        Args:
+            windows: of the layers.
+            rank: which of those that share one this is.
+        """
+        context = self.cp_config
+        if context is None:
+            return None
+        needed = context.exchange == "needed"
+        return Dealing(context.degree, tuple(windows), rank if needed else None)
 
     def check_schedule(self, world_size: int) -> None:
         """Refuse options that do not go with a schedule that computes gradients of weights apart.

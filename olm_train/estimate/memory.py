@@ -262,7 +262,7 @@ def memory_of_step(
             kept=_kept(model, module, sequence_length),
             shards=mesh.degree(*WHOLE.sharded),
             dealt=mesh.ep,
-            keys=mesh.cp if module.cp_config and module.cp_config.exchange == "gather" else 1,
+            keys=mesh.cp if module.cp_config and module.cp_config.exchange != "ulysses" else 1,
             param_dtype=dp.param_dtype,
             reshard_after_forward=reshard,
             offload=dp.cpu_offload and world_size > 1,

@@ -313,12 +313,6 @@ class RunConfig(Config):
         unit = self.train_module.rank_microbatch_size * readers
         return [size // unit for size in (self.data_loader.global_batch_size, *sizes)]
 
-    @property
-    def dealing(self) -> Dealing | None:
-        """How ranks share micro-batches; None: they do not."""
-        context = self.train_module.cp_config
-        return None if context is None else Dealing(context.degree, self.model.windows)
-
     def on_device(self, capability: Capability) -> tuple[RunConfig, dict[str, str]]:
         """Return the configuration with what `auto` stands for there, each choice with its why."""
         model, module, why = resolve(self.model, self.train_module, capability)
@@ -357,7 +351,9 @@ class RunConfig(Config):
             rank_microbatch_size=config.train_module.rank_microbatch_size,
             world=world,
             place=mesh.place(world.rank),
-            dealing=config.dealing,
+            dealing=config.train_module.dealing(
+                config.model.windows, mesh.coordinates(world.rank)["cp"]
+            ),
         )
         module = TransformerTrainModule(
             config.train_module, config.model, seed=config.seed, world=world, init=False

@@ -93,7 +93,7 @@ def describe(
         rank_microbatch_size=microbatch,
         world=World(),
         place=mesh.place(0),
-        dealing=config.dealing,
+        dealing=config.train_module.dealing(config.model.windows, 0),
     )
     scheduler = config.trainer.callbacks.batch_size_scheduler
     if scheduler is not None and scheduler.enabled:
@@ -307,9 +307,14 @@ def _traffic(
         world_size=world_size,
         nodes=nodes,
         micro_batches=max(config.micro_batches(loader.world_size)),
+        sequence_length=loader.lock.sequence_length,
         counted=tensors,
     )
     rows = [[axis, f"{amount / 1e6:,.4g}", "MB a step"] for axis, amount in sent.items()]
+    context = config.train_module.cp_config
+    for row in rows:
+        if row[0] == "cp" and context is not None and context.exchange == "needed":
+            row[2] += ", if documents are as long as rows"
     yield from aligned(rows, left=(0, 2))
 
 
