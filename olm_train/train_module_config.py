@@ -15,6 +15,7 @@ from olm_train.model.loss_config import LossChoice, LossConfig, OwnLoss
 from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.base import OptimConfig
+from olm_train.optim.dion import DionConfig
 from olm_train.optim.given import NamedOptim
 from olm_train.optim.schedule import AnySchedule, Constant
 from olm_train.optim.schedule_base import LRScaling, Schedule
@@ -105,11 +106,16 @@ class TransformerTrainModuleConfig(Config):
             tokens //= degree
         if self.float8_config is not None:
             self.float8_config.check_tokens(tokens)
-        for name in ("pp_config", "float8_config"):
-            if self.tp_config is not None and getattr(self, name) is not None:
+        apart = {
+            "pp_config": self.pp_config is not None,
+            "float8_config": self.float8_config is not None,
+            "optim: {name: dion}": isinstance(self.optim, DionConfig),
+        }
+        for name, there in apart.items():
+            if self.tp_config is not None and there:
                 raise UsageError(
                     f"tp_config and {name} do not go together",
-                    where=f"train_module.{name}",
+                    where=f"train_module.{name.partition(':')[0]}",
                     why="nobody has shown yet that they give the run of one rank",
                     fix="leave one of the two out",
                 )

@@ -260,7 +260,7 @@ def memory_of_step(
             sequence_length=sequence_length,
             loss_tokens=loss.tokens_at_once(on_cpu=on_cpu),
             kept=_kept(model, module, sequence_length),
-            shards=mesh.degree(*WHOLE.sharded),
+            shards=mesh.degree(*WHOLE.sharded) if dp.shards else 1,
             dealt=mesh.ep,
             keys=mesh.cp if module.cp_config and module.cp_config.exchange != "ulysses" else 1,
             param_dtype=dp.param_dtype,

@@ -120,7 +120,7 @@ def _of_weights(
             numel, held = numel // mesh.tp, CUT
         shards, copies = mesh.degree(*held.sharded), mesh.degree(*held.copies)
         if not config.shards:
-            yield "ddp", 2 * FP32 * numel * _away(copies)
+            yield "ddp", 2 * FP32 * numel * _away(shards * copies)
             continue
         again = shards
         if not name.startswith("blocks.") or config.reshard_after_forward is False:

@@ -250,6 +250,7 @@ def _waits(world: World, exchange: str) -> dict[str, int]:
     deal = module._deal
     assert deal is not None
     first, second = ([deal(b) for b in batches(n, LENGTHS, 2, module.world)] for n in (1, 2))
+    assert bool(first[0].needs) == (exchange == "needed")
     module.train_step(first, 1, 6)
     with Syncs() as syncs:
         module.train_step(second, 2, 6)

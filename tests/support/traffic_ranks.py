@@ -22,7 +22,7 @@ from olm_train.parallel.config import (
 
 FULL = ActivationCheckpointingConfig(mode="full")
 WINDOW = MODEL.changed(attention={"sliding_window": (6, -1)})
-NEEDED = ContextParallelConfig(degree=2, exchange="needed")
+NEEDED = ContextParallelConfig(degree=4, exchange="needed")
 ULYSSES = ContextParallelConfig(degree=2, exchange="ulysses")
 EVEN = MODEL.changed(vocab_multiple=2)
 STAGES = PipelineParallelConfig(degree=2)
@@ -33,8 +33,13 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "kept": ("fsdp", {"reshard_after_forward": False}, {}),
     "hsdp": ("hsdp", {"num_replicas": 2}, {}),
     "gather": ("fsdp", {}, {"cp_config": ContextParallelConfig(degree=2)}),
+    "ddp, gather": ("ddp", {}, {"cp_config": ContextParallelConfig(degree=2)}),
     "ulysses": ("fsdp", {}, {"cp_config": ULYSSES, "ac_config": FULL}),
-    "needed": ("fsdp", {}, {"cp_config": NEEDED, "ac_config": FULL, "model": WINDOW}),
+    "needed": (
+        "fsdp",
+        {},
+        {"cp_config": NEEDED, "ac_config": FULL, "model": WINDOW, "rank_microbatch_size": 96},
+    ),
     "tensor": ("fsdp", {}, {"tp_config": TensorParallelConfig(degree=2), "model": EVEN}),
     "tensor, gather": (
         "fsdp",
@@ -59,9 +64,10 @@ def sent(_: str) -> dict[str, tuple[int, int]]:
         rows = 2 ** len(sharers)  # of each of two micro-batches
         options = {"rank_microbatch_size": 32 * rows, **options}
         module = build(strategy, world=world, sharing=sharing, **options)
-        batches = micro_batches(1, [rows, rows], module.world)
         if name == "needed":  # what is foreseen is of whole rows
-            batches = [make_batch([[32]] * rows, vocab_size=8) for _ in batches]
+            batches = [make_batch([[32]] * 3, vocab_size=8)] * 2
+        else:
+            batches = micro_batches(1, [rows, rows], module.world)
         with Traffic() as traffic:
             module.train_step(batches, 1, 6)
         config = module.config

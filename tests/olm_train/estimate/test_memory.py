@@ -25,7 +25,7 @@ from olm_train.optim.dion import DionConfig
 from olm_train.optim.lion import LionConfig
 from olm_train.optim.muon import MuonConfig
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
-from olm_train.parallel.config import ContextParallelConfig
+from olm_train.parallel.config import ContextParallelConfig, DataParallelConfig
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
@@ -272,6 +272,11 @@ def test_ranks_that_share_a_micro_batch_keep_a_part_of_it(exchange: Any) -> None
     shared = memory(cp_config=ContextParallelConfig(degree=4, exchange=exchange))
     assert (shared.weights, shared.optimizer) == (whole.weights, whole.optimizer)
     assert shared.logits <= whole.logits
+    copies = memory(
+        cp_config=ContextParallelConfig(degree=4, exchange=exchange),
+        dp_config=DataParallelConfig(name="ddp"),  # type: ignore[arg-type]
+    )
+    assert copies.weights == 4 * model.num_params
     quarter, keys = whole.activations / 4, 3 * 4096 * 2 * 2 * 16 * 4 * 3 / 4  # fp32, 3 layers
     extra = 0 if exchange == "ulysses" else keys
     assert shared.activations == pytest.approx(quarter + extra, rel=0.01)
