@@ -25,7 +25,7 @@ from olm_data.run_log.metric_names import (
     Z_LOSS,
 )
 from olm_train.data.batch import AnyBatch, Batch, check_ids
-from olm_train.data.dealing import Dealing, Share, Slice, digest_of
+from olm_train.data.dealing import Share, Slice, digest_of
 from olm_train.distributed.world import World
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.flops import attention_pairs, num_flops_per_token
@@ -101,6 +101,7 @@ class TransformerTrainModule(GradientStep):
         self._context: ContextParallel | None = None
         if config.cp_config is not None:
             self._context = ContextParallel(config.cp_config, self.model, mesh, world)
+        self._deal = config.dealing(shape.windows, mesh.coordinates(world.rank)["cp"])
         self._tensor: TensorParallel | None = None
         if config.tp_config is not None:
             self._tensor = TensorParallel(self.model, self.loss, mesh, world)
@@ -245,25 +246,17 @@ class TransformerTrainModule(GradientStep):
     def _shares(self, batches: Sequence[Batch | AnyBatch]) -> list[Batch]:
         """Return the micro-batches on the device; where ranks share them, this one's tokens."""
         found, context, tensor = [Batch.of(batch) for batch in batches], self._context, self._tensor
-        if context is not None:
-            deal = Dealing(context.config.degree, self.model.config.windows)
-            found = [deal(batch) for batch in found]
+        if self._deal is not None:
+            found = [self._deal(batch) for batch in found]
         found = [self._batch(batch) for batch in found]
         if not self._compared:
             require_same_rows(digest_of(found), self.world)
             self._compared = True
         if context is not None:
-            found = [Share.take(batch, context.rank, self._contexts) for batch in found]
+            found = [Share.take(batch, context.rank, context.contexts) for batch in found]
         if tensor is None:
             return found
         return [Slice.take(batch, tensor.ranks.rank, tensor.ranks.degree) for batch in found]
-
-    def _contexts(self, share: Share) -> Sequence[Any]:
-        assert self._context is not None
-        whole = share.whole
-        return self._context.contexts(
-            share.places, whole.input_ids, whole.doc_start, whole.cu_seqlens, whole.max_seqlen
-        )
 
     def _watched(self, batch: Batch, by_label: Tensor) -> tuple[Batch, Tensor]:
         if self._tensor is not None and isinstance(batch, Slice):
@@ -271,8 +264,7 @@ class TransformerTrainModule(GradientStep):
             batch = batch.whole
         if self._context is None or not isinstance(batch, Share):
             return batch, by_label
-        exchange = self._context.exchange(batch.places, batch.whole.input_ids.shape)
-        return batch.whole, exchange.collect(by_label)
+        return batch.whole, self._context.exchange(batch).collect(by_label)
 
     @torch.no_grad()
     def _expert_counts(self, batches: Sequence[Batch]) -> list[Tensor]:

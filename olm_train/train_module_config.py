@@ -9,12 +9,13 @@ from typing import Annotated, Literal
 from olm_data.config.convert import Config
 from olm_data.config.hints import Needs, Parts, PositiveFloat
 from olm_data.errors import UsageError
-from olm_train.data.dealing import require_equal_parts
+from olm_train.data.dealing import Dealing, Windows, require_equal_parts
 from olm_train.model.config import DecoderConfig
 from olm_train.model.loss_config import LossChoice, LossConfig, OwnLoss
 from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.base import OptimConfig
+from olm_train.optim.dion import DionConfig
 from olm_train.optim.given import NamedOptim
 from olm_train.optim.schedule import AnySchedule, Constant
 from olm_train.optim.schedule_base import LRScaling, Schedule
@@ -105,11 +106,16 @@ class TransformerTrainModuleConfig(Config):
             tokens //= degree
         if self.float8_config is not None:
             self.float8_config.check_tokens(tokens)
-        for name in ("pp_config", "float8_config"):
-            if self.tp_config is not None and getattr(self, name) is not None:
+        apart = {
+            "pp_config": self.pp_config is not None,
+            "float8_config": self.float8_config is not None,
+            "optim: {name: dion}": isinstance(self.optim, DionConfig),
+        }
+        for name, there in apart.items():
+            if self.tp_config is not None and there:
                 raise UsageError(
                     f"tp_config and {name} do not go together",
-                    where=f"train_module.{name}",
+                    where=f"train_module.{name.partition(':')[0]}",
                     why="nobody has shown yet that they give the run of one rank",
                     fix="leave one of the two out",
                 )
@@ -140,6 +146,19 @@ class TransformerTrainModuleConfig(Config):
         """Return which rank of a run does what; see `DataParallelConfig.mesh`."""
         degrees = {axis: self._degree(f"{axis}_config") for axis in ("pp", "cp", "tp", "ep")}
         return self.dp_config.mesh(world_size, nodes, **degrees)
+
+    def dealing(self, windows: Windows, rank: int) -> Dealing | None:
+        """Return how ranks share micro-batches; None: they do not.
+
+        Args:
+            windows: of the layers.
+            rank: which of those that share one this is.
+        """
+        context = self.cp_config
+        if context is None:
+            return None
+        needed = context.exchange == "needed"
+        return Dealing(context.degree, tuple(windows), rank if needed else None)
 
     def check_schedule(self, world_size: int) -> None:
         """Refuse options that do not go with a schedule that computes gradients of weights apart.

@@ -44,7 +44,7 @@ FLOORS: Mapping[str, Mapping[str, tuple[tuple[str, ...], ...]]] = {
     },
     "olm_train": {
         "ground": (("distributed", "model"),),
-        "rules": (("data", "metrics", "parallel"), ("duration", "stability"), ("optim",)),
+        "rules": (("data", "metrics"), ("parallel", "duration", "stability"), ("optim",)),
         "step": (
             ("train_module_base", "train_module_config", "loss_context", "expert_balance"),
             ("estimate", "gradient_step"),

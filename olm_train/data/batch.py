@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,22 @@ ROOMS = (256, 1024, 4096, 16_384, MAX_DOCUMENTS)
 
 Beyond the last one there is as much room as the reader gives, and kernels that take no more than
 that refuse the micro-batch."""
+
+
+class Need(NamedTuple):
+    """Tokens whose keys a rank sends to ranks that share the micro-batch, and that it gets of them.
+
+    Attributes:
+        sent: int64 [N], which of its n tokens; those for the first rank, for the second, and so on.
+        to: how many for each rank.
+        got: int64 [M], places in the flattened micro-batch of what comes from the first rank, ...
+        of: how many of each rank.
+    """
+
+    sent: Tensor
+    to: list[int]
+    got: Tensor
+    of: list[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +57,7 @@ class Batch:
             parts of the same row of the schedule have its id.
         dealt: int64 [degree, k]; where several ranks share the micro-batch, the chunks of each, see
             `dealing.deal`. None: not dealt.
+        needs: by window of the layers, where ranks exchange no more; see `dealing.needs_of`.
     """
 
     input_ids: Tensor
@@ -49,6 +66,7 @@ class Batch:
     max_seqlen: int
     rows: Tensor
     dealt: Tensor | None = None
+    needs: Mapping[int | None, Need] = field(default_factory=dict)
 
     @property
     def doc_start(self) -> Tensor:
@@ -122,7 +140,9 @@ class Batch:
     def join(cls, batches: Sequence[Batch]) -> Batch:
         """Return the rows of several micro-batches of one sequence length as one; copies them."""
         names = ("input_ids", "labels", "rows")
-        joined = {n: torch.cat([getattr(batch, n) for batch in batches]) for n in names}
+        joined: dict[str, Any] = {
+            n: torch.cat([getattr(batch, n) for batch in batches]) for n in names
+        }
         before = accumulate((batch.input_ids.numel() for batch in batches), initial=0)
         offsets = [batch.cu_seqlens + size for batch, size in zip(batches, before, strict=False)]
         pieces = torch.cat(offsets).unique()  # and where the last one ends
@@ -163,9 +183,13 @@ class Batch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
         changed: dict[str, Any] = {n: change(v) for n, v in values.items() if isinstance(v, Tensor)}
-        return replace(self, **changed)
+        needs = {
+            window: need._replace(sent=change(need.sent), got=change(need.got))
+            for window, need in self.needs.items()
+        }
+        return replace(self, **changed, needs=needs)
 
 
 def _places(doc_start: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
     cu_seqlens -> query-key pairs of each of degree * k equal chunks of the flattened micro-batch
                -> k chunks for each rank: as many tokens, and within 5 % as many pairs
+               -> keys that each rank needs of the others, if it is to get no more
 
 Documents are neither padded nor moved: a chunk begins and ends where it does. Whoever has a chunk,
 what is computed is the same, so that dealing chunks by other documents costs time and no exactness.
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from olm_data.errors import UsageError
-from olm_train.data.batch import Batch
+from olm_train.data.batch import Batch, Need
 
 Int64 = NDArray[np.int64]
 Windows = Sequence[int | None]
@@ -30,7 +31,7 @@ Windows = Sequence[int | None]
 TOLERANCE = 0.05
 """What the pairs of the busiest rank may lie above the mean, if smaller chunks can do better."""
 LEAST = 128
-"""Tokens of a chunk, if there are more than two for each rank."""
+"""Tokens of a chunk, if there are more than two for each rank, as one document takes."""
 
 
 def pairs_of_chunks(cu_seqlens: NDArray[np.int32], size: int, windows: Windows) -> Int64:
@@ -71,17 +72,72 @@ def deal(
     tokens = int(cu_seqlens[-1])
     require_equal_parts(tokens, degree)
     each = tokens // degree
-    counts = [k for k in range(2, max(2, each // least) + 1) if each % k == 0]
-    best, lowest = np.arange(degree, dtype=np.int64)[:, None], np.inf
-    for count in counts or [1]:
+    best = np.arange(degree, dtype=np.int64)[:, None]
+    lowest = imbalance(pairs_of_chunks(cu_seqlens, each, windows), best)
+    for count in (k for k in range(2, max(2, each // least) + 1) if each % k == 0):
+        if lowest <= TOLERANCE:
+            break
         pairs = pairs_of_chunks(cu_seqlens, each // count, windows)
         dealt = _dealt(pairs, degree)
-        above = imbalance(pairs, dealt)
-        if above < lowest:
+        if (above := imbalance(pairs, dealt)) < lowest:
             best, lowest = dealt, above
-        if above <= TOLERANCE:
-            break
     return best
+
+
+def lacking(
+    cu_seqlens: NDArray[np.int32], dealt: Int64, rank: int, window: int | None
+) -> list[Int64]:
+    """Return the places that queries of a rank attend to and that others have, of each rank.
+
+    The key before a chunk is one of them, even where a window of one token does not show it: a part
+    of it may be shifted.
+
+    Args:
+        cu_seqlens: int32 [n], offsets of the documents over the flattened micro-batch.
+        dealt: int64 [degree, k], see `deal`.
+        window: of the layer.
+
+    Returns:
+        Of each rank int64 [m], ascending; of `rank` none.
+    """
+    degree, tokens = len(dealt), int(cu_seqlens[-1])
+    size = tokens // dealt.size
+    starts = dealt[rank] * size
+    first = cu_seqlens[np.searchsorted(cu_seqlens, starts, side="right") - 1]  # of the document
+    if window is not None:
+        first = np.maximum(first, starts - max(window - 1, 1))
+    seen = np.zeros(tokens, bool)
+    for begin, end in zip(first, starts, strict=True):
+        seen[begin:end] = True
+    chunks = seen.reshape(-1, size)
+    chunks[dealt[rank]] = False
+    within = np.arange(size)
+    places = (dealt[:, :, None] * size + within).reshape(degree, -1)
+    return [each[seen[each]] for each in places]
+
+
+def needs_of(
+    cu_seqlens: NDArray[np.int32], dealt: Int64, rank: int, windows: Windows
+) -> dict[int | None, Need]:
+    """Return what a rank sends and gets so that each has the keys its queries attend to.
+
+    Args:
+        cu_seqlens, dealt: as in `lacking`.
+        windows: of the layers; there is one need for all that have the same.
+    """
+    size, found = int(cu_seqlens[-1]) // dealt.size, dict[int | None, Need]()
+    own = (dealt[rank][:, None] * size + np.arange(size)).flatten()
+    for window in dict.fromkeys(windows):
+        of_ranks = [lacking(cu_seqlens, dealt, other, window) for other in range(len(dealt))]
+        sent = [np.searchsorted(own, each[rank]) for each in of_ranks]
+        got = of_ranks[rank]
+        found[window] = Need(
+            sent=torch.from_numpy(np.concatenate(sent)),
+            to=[len(each) for each in sent],
+            got=torch.from_numpy(np.concatenate(got)),
+            of=[len(each) for each in got],
+        )
+    return found
 
 
 def imbalance(pairs: Int64, dealt: Int64) -> float:
@@ -137,10 +193,12 @@ class Dealing:
     Attributes:
         degree: ranks that share a micro-batch.
         windows: of the layers.
+        rank: which of them this one is, if it gets no other keys than it needs, see `Batch.needs`.
     """
 
     degree: int
     windows: tuple[int | None, ...]
+    rank: int | None = None
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch with its chunks dealt, if they are not; the host looks at its offsets.
@@ -148,10 +206,14 @@ class Dealing:
         Raises:
             UsageError: the ranks cannot have as many tokens each.
         """
-        if batch.dealt is not None:
+        given = batch.dealt
+        if given is not None and (self.rank is None or batch.needs):
             return batch
-        dealt = deal(batch.cu_seqlens.cpu().numpy(), self.degree, self.windows)
-        return replace(batch, dealt=torch.from_numpy(dealt).to(batch.cu_seqlens.device))
+        offsets = batch.cu_seqlens.cpu().numpy()
+        dealt = deal(offsets, self.degree, self.windows) if given is None else given.cpu().numpy()
+        needs = {} if self.rank is None else needs_of(offsets, dealt, self.rank, self.windows)
+        batch = replace(batch, dealt=torch.from_numpy(dealt), needs=needs)
+        return batch.to(batch.cu_seqlens.device)
 
 
 def digest_of(batches: Sequence[Batch]) -> str:

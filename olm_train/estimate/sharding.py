@@ -15,17 +15,16 @@ Pure.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import torch
 
 from olm_data.config.convert import Config
 from olm_data.config.hints import PositiveInt
 from olm_data.counts import counted
-from olm_data.errors import UsageError
 from olm_train.distributed.world import World
 from olm_train.estimate.memory import TrainingTensors, memory_of_step
 from olm_train.model.config import DecoderConfig
@@ -38,6 +37,9 @@ CHOSEN = (
     *("prefetch_factor", "cpu_offload"),
 )
 """Fields of `dp_config` that a choice sets; the others are the user's."""
+
+
+T = TypeVar("T")
 
 
 class Goal(StrEnum):
@@ -74,6 +76,10 @@ class Machine(Config):
     nodes: PositiveInt = 1
     memory: PositiveInt
 
+    def room(self, goal: Goal) -> int:
+        """Return the bytes to plan with."""
+        return round(ROOM[goal] * self.memory)
+
     @classmethod
     def of(cls, world: World) -> Self:
         """Return that of a run."""
@@ -83,48 +89,6 @@ class Machine(Config):
             ranks = len(world.neighbours) if world.neighbours else 1
             memory = int(HOST * os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE") // ranks
         return cls(world_size=world.size, nodes=world.nodes, memory=memory)
-
-
-def choose(
-    goal: Goal,
-    model: DecoderConfig,
-    module: TransformerTrainModuleConfig,
-    machine: Machine,
-    *,
-    sequence_length: int,
-    micro_batches: int,
-) -> tuple[DataParallelConfig, list[str]]:
-    """Return the options to train with, and lines that say why.
-
-    Args:
-        module: its micro-batch, dtypes and optimiser count; of `dp_config` the dtypes.
-        sequence_length: tokens of a row, the longest of the run.
-        micro_batches: of a rank in a step.
-
-    Raises:
-        UsageError: the layers are cut over ranks.
-    """
-    if module.pp_config is not None:
-        raise UsageError(
-            "parallel chooses for ranks that all have the whole model",
-            where="parallel",
-            fix="leave it out and set train_module.dp_config, or leave pp_config out",
-        )
-    if machine.world_size == 1:
-        return module.dp_config, [f"parallel: {goal}: one rank, nothing to share"]
-
-    need = need_of_decoder(
-        model, module, machine, sequence_length=sequence_length, micro_batches=micro_batches
-    )
-    ways = candidates(
-        machine,
-        module.dp_config,
-        sharers=module.sharers,
-        dealt=module.parted,
-        accumulates=micro_batches > 1,
-    )
-    chosen, lines = cheapest(goal, machine, ways, need)
-    return chosen, [f"parallel: {goal}: {lines[0]}", *lines[1:]]
 
 
 Need = Callable[[DataParallelConfig], int]
@@ -165,36 +129,49 @@ Ways = list[tuple[str, DataParallelConfig]]
 """Ways to share the weights, in words and as options, least exchange first."""
 
 
-def cheapest(
-    goal: Goal, machine: Machine, ways: Ways, need: Need
-) -> tuple[DataParallelConfig, list[str]]:
+class Way(NamedTuple, Generic[T]):
+    """A way to share a run.
+
+    Attributes:
+        what: it is, in words.
+        config: its options.
+        need: bytes of a rank.
+        offloaded: what the device has no room for lies in the host's memory.
+    """
+
+    what: str
+    config: T
+    need: int
+    offloaded: bool
+
+
+def cheapest(goal: Goal, machine: Machine, ways: Sequence[Way[T]]) -> tuple[T, list[str]]:
     """Return the first way that fits (`memory`: that needs least), and lines that say why.
 
     Args:
-        ways: at least one.
-        need: bytes of a rank.
+        ways: at least one, the best first.
     """
-    room = round(ROOM[goal] * machine.memory)
+    room = machine.room(goal)
     lines = [
         f"{counted(machine.world_size, 'rank')} on {counted(machine.nodes, 'machine')}, "
         f"{machine.memory / 1e9:.4g} GB each, "
         f"{room / 1e9:.4g} GB to plan with"
     ]
-    tried = [(need(config), what, config) for what, config in ways]
-    fitting = [each for each in tried if each[0] <= room]
-    least = min(tried, key=lambda each: (each[2].cpu_offload, each[0]))
-    if goal is Goal.memory and least[0] <= room:
+    fitting = [way for way in ways if way.need <= room]
+    least = min(ways, key=lambda way: (way.offloaded, way.need))
+    if goal is Goal.memory and least.need <= room:
         chosen = least
     else:
-        chosen = fitting[0] if fitting else min(tried, key=lambda each: each[0])
-    for each in tried:
-        mark = "<- chosen" if each is chosen else "too much" if each[0] > room else "fits"
-        lines.append(f"  {each[1]:<58} {each[0] / 1e9:>9.4g} GB  {mark}")
+        chosen = fitting[0] if fitting else min(ways, key=lambda way: way.need)
+    width = max(58, *(len(way.what) for way in ways))
+    for way in ways:
+        mark = "<- chosen" if way is chosen else "too much" if way.need > room else "fits"
+        lines.append(f"  {way.what:<{width}} {way.need / 1e9:>9.4g} GB  {mark}")
     if not fitting:
         lines.append(
             "  warning: nothing fits by this estimate; take smaller micro-batches, or more ranks"
         )
-    return chosen[2], lines
+    return chosen.config, lines
 
 
 def candidates(

@@ -4,7 +4,9 @@
 
 As a ring sends them: to gather a tensor over n ranks, or to sum and cut it, each rank sends
 (n - 1) / n of it; to sum it on all, twice that. Where each rank has a message for each other one,
-a part of 1 / n stays at home. Not counted: the few numbers of a loss, and evaluations.
+a part of 1 / n stays at home. Keys that queries need (`cp_config.exchange: needed`) are those of
+documents as long as rows, as these would be dealt. Not counted: the few numbers of a loss, and
+evaluations.
 
 Pure.
 """
@@ -16,6 +18,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from olm_train.data.dealing import deal, lacking
 from olm_train.estimate.memory import ITEMSIZE, TrainingTensors
 from olm_train.model.config import DecoderConfig
 from olm_train.model.mixture import EXPERT_TENSORS, MixtureConfig
@@ -53,6 +58,7 @@ def traffic_of_step(
     world_size: int,
     nodes: int = 1,
     micro_batches: int = 1,
+    sequence_length: int | None = None,
     counted: TrainingTensors | None = None,
 ) -> dict[str, int]:
     """Return the bytes that a rank sends in a step, by what they are sent for; of a pipeline those
@@ -63,6 +69,7 @@ def traffic_of_step(
         world_size: ranks of the run.
         nodes: machines they are on.
         micro_batches: of a rank in a step.
+        sequence_length: tokens of a row; None: of a micro-batch.
         counted: the tensors of this model and optimiser, for who asks more than once.
 
     Raises:
@@ -75,7 +82,7 @@ def traffic_of_step(
         sent = Counter[str]()
         for axis, amount in _of_weights(part, module, mesh, micro_batches):
             sent[axis] += round(amount)
-        for axis, amount in _of_tokens(part, module, mesh):
+        for axis, amount in _of_tokens(part, module, mesh, sequence_length):
             sent[axis] += round(tokens * amount)
         found.append({axis: amount for axis, amount in sent.items() if amount})
     return max(found, key=lambda sent: sum(sent.values()))
@@ -113,7 +120,7 @@ def _of_weights(
             numel, held = numel // mesh.tp, CUT
         shards, copies = mesh.degree(*held.sharded), mesh.degree(*held.copies)
         if not config.shards:
-            yield "ddp", 2 * FP32 * numel * _away(copies)
+            yield "ddp", 2 * FP32 * numel * _away(shards * copies)
             continue
         again = shards
         if not name.startswith("blocks.") or config.reshard_after_forward is False:
@@ -127,7 +134,7 @@ def _of_weights(
 
 
 def _of_tokens(
-    part: _Part, module: TransformerTrainModuleConfig, mesh: Mesh
+    part: _Part, module: TransformerTrainModuleConfig, mesh: Mesh, length: int | None
 ) -> Iterator[tuple[str, float]]:
     """Yield bytes for a token of this rank, forward and backward, by axis."""
     model, size = part.tensors.model, ITEMSIZE[module.dp_config.param_dtype]
@@ -137,12 +144,14 @@ def _of_tokens(
     yield "pp", state * part.sends
     heads, keys = (n * model.head_size // mesh.tp for n in (model.n_heads, model.kv_heads))
     if module.cp_config is not None:
-        gathered = keys * model.attention.shift_keys
-        if module.cp_config.exchange == "gather":
-            gathered += 2 * keys
-        else:
+        gathered, sent = keys * model.attention.shift_keys, passes * layers * (mesh.cp - 1)
+        if module.cp_config.exchange == "ulysses":
             yield "cp", passes * layers * (2 * heads + 2 * keys) * _away(mesh.cp)
-        yield "cp", passes * layers * gathered * (mesh.cp - 1)
+        else:
+            gathered += 2 * keys
+        if module.cp_config.exchange == "needed":
+            sent = size * _needed(part, module, mesh.cp, length, 1 + again)
+        yield "cp", sent * gathered
     for layer in part.layers:
         feed_forward = model.feed_forwards[layer]
         routes = isinstance(feed_forward, MixtureConfig)
@@ -154,6 +163,30 @@ def _of_tokens(
         yield "tp", (5 + 2 * again) * state * (2 - routes) * _away(mesh.tp)
     # of the embeddings and of the head, there and back; labels
     yield "tp", (4 * state + LABEL + 2 * SUMS * FP32) * _away(mesh.tp)
+
+
+def _needed(
+    part: _Part,
+    module: TransformerTrainModuleConfig,
+    degree: int,
+    length: int | None,
+    forward: float,
+) -> float:
+    """Return how often a token's key is sent, by the rank that sends most, for each it has.
+
+    Args:
+        length: tokens of a document; None: of the micro-batch.
+        forward: passes in which keys are sent there; their gradients come back once.
+    """
+    tokens, windows = module.rank_microbatch_size, part.tensors.model.windows
+    cu_seqlens = np.arange(0, tokens + 1, length or tokens, dtype=np.int32)
+    dealt = deal(cu_seqlens, degree, windows)
+    sent = np.zeros(degree)
+    for window, layers in Counter(windows[layer] for layer in part.layers).items():
+        of_ranks = [lacking(cu_seqlens, dealt, rank, window) for rank in range(degree)]
+        counts = np.array([[len(each) for each in others] for others in of_ranks])
+        sent += layers * (forward * counts.sum(0) + counts.sum(1))
+    return float(sent.max()) * degree / tokens
 
 
 def _away(ranks: int) -> float:

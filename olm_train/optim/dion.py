@@ -30,9 +30,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from olm_data.errors import UsageError
 from olm_train.model.init import draw_normal
-from olm_train.model.shards import local_part, tensor_cut
+from olm_train.model.shards import local_part
 from olm_train.optim.division import Division, Grid, Matrix, Piece, rows_of
 from olm_train.optim.groups import ParamGroup
 from olm_train.optim.half import DTYPES
@@ -85,15 +84,6 @@ class Dion(Muon):
 
     def __init__(self, groups: list[ParamGroup], dtype: torch.dtype = torch.float32) -> None:
         super().__init__(groups, dtype)
-        cut = [
-            p for group in self.param_groups for p in group["params"] if tensor_cut(p) is not None
-        ]
-        if cut:
-            raise UsageError(
-                "dion does not take matrices that tensor parallelism has cut",
-                where="train_module.optim.name",
-                fix="use muon, or leave tp_config out",
-            )
         self._bases: dict[tuple[Tensor, int], tuple[int, int, int]] = {}
         number, drawn = sum(len(group["params"]) for group in self.param_groups), {}
         for group in self.param_groups:

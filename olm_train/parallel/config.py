@@ -121,12 +121,13 @@ class ContextParallelConfig(Config):
 
     Attributes:
         degree: ranks that share a micro-batch, and read the same rows; a divisor of the run's.
-        exchange: gather: each gets all keys and values of a layer; ulysses: each gets all tokens of
-            its part of the heads, whose keys `degree` has to divide.
+        exchange: gather: each gets all keys and values of a layer; needed: those that its queries
+            attend to; ulysses: each gets all tokens of its part of the heads, whose keys `degree`
+            has to divide.
     """
 
     degree: Annotated[int, Meta(ge=2)]
-    exchange: Literal["gather", "ulysses"] = "gather"
+    exchange: Literal["gather", "needed", "ulysses"] = "gather"
 
 
 @dataclass(frozen=True, kw_only=True)

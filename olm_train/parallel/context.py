@@ -1,6 +1,7 @@
 """Context parallelism: ranks that share a micro-batch exchange what attention needs of each other.
 
     gather    every rank gets all keys and values, and attends with its own queries
+    needed    likewise, but of the keys and values only those that its queries attend to
     ulysses   every rank gets all tokens of its part of the heads, attends to them as one rank
               does, and sends back what the others' tokens make of it
 
@@ -23,6 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from olm_data.errors import UsageError, ValidationError
+from olm_train.data.batch import Need
+from olm_train.data.dealing import Share
 from olm_train.distributed.world import World
 from olm_train.model.attention import Attention
 from olm_train.model.attention_backend import (
@@ -114,6 +117,35 @@ class Exchange:
 
 
 @dataclass(frozen=True)
+class Spared(Exchange):
+    """An exchange in which a rank gets no other tokens than it needs: 0 stands for these.
+
+    Attributes:
+        need: of the layer's window.
+    """
+
+    need: Need
+
+    def collect(self, x: Tensor) -> Tensor:
+        got = self._sent(x.index_select(0, self.need.sent), self.need.to, self.need.of)
+        found = x.new_zeros((len(self.order), *x.shape[1:]))
+        return found.index_copy_(0, self.own, x).index_copy_(0, self.need.got, got)
+
+    def sum_up(self, x: Tensor) -> Tensor:
+        back = self._sent(x.index_select(0, self.need.got), self.need.of, self.need.to)
+        own: Tensor = x.index_select(0, self.own)
+        parts = zip(self.need.sent.split(self.need.to), back.split(self.need.to), strict=True)
+        for places, part in parts:  # no place twice in one: the order of sums is that of ranks
+            own.index_add_(0, places, part)
+        return own
+
+    def _sent(self, x: Tensor, to: list[int], of: list[int]) -> Tensor:
+        out = x.new_empty((sum(of), *x.shape[1:]))
+        dist.all_to_all_single(out, x, of, to, group=self.group)
+        return out
+
+
+@dataclass(frozen=True)
 class _Exchanged(KeySource):
     """The context of a layer.
 
@@ -172,47 +204,41 @@ class ContextParallel:
         ranks = mesh.group(world.rank, "cp")
         self.rank, self._group = ranks.index(world.rank), groups[ranks]
 
-    def exchange(self, places: Tensor, shape: Sequence[int]) -> Exchange:
+    def exchange(self, share: Share, need: Need | None = None) -> Exchange:
         """Return the exchange of a micro-batch.
 
         Args:
-            places: of the tokens of each rank, see `Share`.
-            shape: b, S.
+            need: what ranks are to get; None: all.
         """
-        rows, length = shape
-        degree = self.config.degree
-        return Exchange(self._group, places.flatten(), self.rank, degree, (rows, length))
+        rows, length = share.whole.input_ids.shape
+        of_all = self._group, share.places.flatten(), self.rank, self.config.degree, (rows, length)
+        return Exchange(*of_all) if need is None else Spared(*of_all, need)
 
-    def contexts(
-        self,
-        places: Tensor,
-        input_ids: Tensor,
-        doc_start: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-    ) -> list[KeySource]:
-        """Return the contexts of the layers, for one forward pass and its backward pass.
-
-        Args:
-            places: int64 [degree, k, c], of the tokens of each rank.
-            input_ids, doc_start, cu_seqlens, max_seqlen: of the whole micro-batch.
-        """
-        exchange, kind = self.exchange(places, input_ids.shape), _KINDS[self.config.exchange]
+    def contexts(self, share: Share) -> list[KeySource]:
+        """Return the contexts of the layers, for one forward pass and its backward pass."""
+        whole, kind = share.whole, _KINDS[self.config.exchange]
+        doc_start, cu_seqlens, max_seqlen = whole.doc_start, whole.cu_seqlens, whole.max_seqlen
         if self.config.exchange == "ulysses":
-            found = self._model.contexts(input_ids, doc_start, cu_seqlens, max_seqlen)
+            found = self._model.contexts(whole.input_ids, doc_start, cu_seqlens, max_seqlen)
         else:
-            rows, length = input_ids.shape
+            rows, length = doc_start.shape
             row = torch.arange(0, rows * length, length, device=doc_start.device)
             begins = (doc_start + row[:, None]).flatten()
-            own = places[self.rank]
+            own = share.places[self.rank]
             queries = Queries(own, begins[own.flatten()].view_as(own), rows * length)
             found = self._model.prepared(
                 DocumentLayout(None, cu_seqlens, max_seqlen, queries=queries)
             )
-        return [kind(exchange, context) for context in found]
+        windows = self._model.config.windows
+        exchanges = {w: self.exchange(share, whole.needs.get(w)) for w in dict.fromkeys(windows)}
+        return [kind(exchanges[w], context) for w, context in zip(windows, found, strict=True)]
 
 
-_KINDS: dict[str, Callable[[Exchange, Any], KeySource]] = {"gather": _Gathered, "ulysses": _Traded}
+_KINDS: dict[str, Callable[[Exchange, Any], KeySource]] = {
+    "gather": _Gathered,
+    "needed": _Gathered,
+    "ulysses": _Traded,
+}
 
 
 def require_tokens_alone(config: ContextParallelConfig, model: Decoder, tp: int = 1) -> None:

@@ -55,7 +55,8 @@ from olm_train.distributed.waiting import CommConfig
 from olm_train.distributed.world import World, local_device
 from olm_train.duration import Duration
 from olm_train.estimate.device_defaults import Capability, resolve
-from olm_train.estimate.sharding import CHOSEN, Goal, Machine, choose
+from olm_train.estimate.layout import choose
+from olm_train.estimate.sharding import CHOSEN, Goal, Machine
 from olm_train.model.config import DecoderConfig, by_name, overlaid
 from olm_train.model.flat_form import from_flat
 from olm_train.model.init import RULE
@@ -247,8 +248,9 @@ class RunConfig(Config):
         train_module: the step.
         trainer: the loop.
         comm: how long ranks wait for each other.
-        parallel: `auto`, `speed` or `memory` choose how ranks share the weights, in place of
-            the fields of `train_module.dp_config` but its dtypes; default: what stands there.
+        parallel: `auto`, `speed` or `memory` choose how ranks share the run, in place of the fields
+            of `train_module.dp_config` but its dtypes, and of `tp_config`, `cp_config`, `pp_config`
+            and `ep_config` where these are not set; default: what stands there.
         threads: CPU threads of a rank; default: as many as cores, quota, load and the ranks of the
             machine leave, the same on each rank, and those it began with when a run goes on.
     """
@@ -313,12 +315,6 @@ class RunConfig(Config):
         unit = self.train_module.rank_microbatch_size * readers
         return [size // unit for size in (self.data_loader.global_batch_size, *sizes)]
 
-    @property
-    def dealing(self) -> Dealing | None:
-        """How ranks share micro-batches; None: they do not."""
-        context = self.train_module.cp_config
-        return None if context is None else Dealing(context.degree, self.model.windows)
-
     def on_device(self, capability: Capability) -> tuple[RunConfig, dict[str, str]]:
         """Return the configuration with what `auto` stands for there, each choice with its why."""
         model, module, why = resolve(self.model, self.train_module, capability)
@@ -328,18 +324,14 @@ class RunConfig(Config):
         """Return the configuration with what `parallel` chooses filled in, and lines saying why."""
         if self.parallel is None:
             return self, []
-        module = self.train_module
-        dp_config, why = choose(
+        module, why = choose(
             self.parallel,
             self.model,
-            module,
+            self.train_module,
             machine,
-            sequence_length=Lock.read(self.data_loader.mixture).sequence_length,
-            micro_batches=max(
-                self.micro_batches(module.mesh(machine.world_size, machine.nodes).place(0).readers)
-            ),
+            sequence_lengths=Lock.read(self.data_loader.mixture).sequence_lengths,
+            micro_batches=self.micro_batches,
         )
-        module = replace(module, dp_config=dp_config)
         return replace(self, train_module=module, parallel=None), why
 
     def build(self, world: World, *, chosen: Sequence[str] = ()) -> Trainer:
@@ -357,7 +349,9 @@ class RunConfig(Config):
             rank_microbatch_size=config.train_module.rank_microbatch_size,
             world=world,
             place=mesh.place(world.rank),
-            dealing=config.dealing,
+            dealing=config.train_module.dealing(
+                config.model.windows, mesh.coordinates(world.rank)["cp"]
+            ),
         )
         module = TransformerTrainModule(
             config.train_module, config.model, seed=config.seed, world=world, init=False

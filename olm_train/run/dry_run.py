@@ -29,6 +29,7 @@ from olm_train.duration import run_length
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.flops import document_pairs, num_flops_per_token
 from olm_train.estimate.gpus import GPUS, Gpu
+from olm_train.estimate.layout import require_layout
 from olm_train.estimate.memory import TrainingTensors, memory_of_step
 from olm_train.estimate.sharding import Machine
 from olm_train.estimate.traffic import traffic_of_step
@@ -36,12 +37,8 @@ from olm_train.evaluation.held_out import open_held_out
 from olm_train.model.decoder import build_decoder
 from olm_train.optim.schedule_base import Position
 from olm_train.parallel.config import DTYPES
-from olm_train.parallel.context import require_tokens_alone
-from olm_train.parallel.expert import require_dealable
 from olm_train.parallel.mesh import Mesh
-from olm_train.parallel.pipeline import require_stages
-from olm_train.parallel.stages import Timeline, require_micro_batches, shares, spans
-from olm_train.parallel.tensor import require_cuttable
+from olm_train.parallel.stages import Timeline, shares, spans
 from olm_train.run.config import RunConfig
 
 SHOWN_ROWS = 2
@@ -75,25 +72,18 @@ def describe(
     config, chosen = config.on_device(plan.gpu.capability)
     config, why = config.fitted(Machine(world_size=world_size, nodes=nodes, memory=plan.gpu.memory))
     microbatch = config.train_module.rank_microbatch_size
-    mesh = config.train_module.mesh(world_size, nodes)
-    pipeline = config.train_module.pp_config
-    if mesh.pp > 1 or mesh.cp > 1 or mesh.tp > 1 or mesh.ep > 1:
-        decoder = build_decoder(config.model, device="meta")
-        if pipeline is not None:
-            require_micro_batches(pipeline, *config.micro_batches(mesh.place(0).readers))
-            require_stages(pipeline, decoder)
-            config.train_module.check_schedule(world_size)
-        if (context := config.train_module.cp_config) is not None:
-            require_tokens_alone(context, decoder, mesh.tp)
-        if mesh.tp > 1:
-            require_cuttable(decoder, config.train_module.chosen_loss(config.model), mesh)
-        if mesh.ep > 1:
-            require_dealable(decoder, mesh)
+    mesh = require_layout(
+        config.train_module,
+        build_decoder(config.model, device="meta"),
+        world_size,
+        nodes,
+        config.micro_batches,
+    )
     loader = config.data_loader.build(
         rank_microbatch_size=microbatch,
         world=World(),
         place=mesh.place(0),
-        dealing=config.dealing,
+        dealing=config.train_module.dealing(config.model.windows, 0),
     )
     scheduler = config.trainer.callbacks.batch_size_scheduler
     if scheduler is not None and scheduler.enabled:
@@ -307,9 +297,14 @@ def _traffic(
         world_size=world_size,
         nodes=nodes,
         micro_batches=max(config.micro_batches(loader.world_size)),
+        sequence_length=loader.lock.sequence_length,
         counted=tensors,
     )
     rows = [[axis, f"{amount / 1e6:,.4g}", "MB a step"] for axis, amount in sent.items()]
+    context = config.train_module.cp_config
+    for row in rows:
+        if row[0] == "cp" and context is not None and context.exchange == "needed":
+            row[2] += ", if documents are as long as rows"
     yield from aligned(rows, left=(0, 2))
 
 

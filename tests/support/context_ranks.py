@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from olm_data.errors import OlmError
 from olm_train.data.batch import Batch
-from olm_train.data.dealing import Dealing, Share
+from olm_train.data.dealing import Share
 from olm_train.distributed.world import World
 from olm_train.extensions.any_model.torch_loader import TorchDataLoader
 from olm_train.model.config import DecoderConfig
@@ -30,7 +30,7 @@ from olm_train.parallel.config import ContextParallelConfig
 from olm_train.train_module import TransformerTrainModule
 from tests.olm_train.test_host_syncs import Syncs
 
-EXCHANGES = ("gather", "ulysses")
+EXCHANGES = ("gather", "needed", "ulysses")
 CHUNK = 4
 """Tokens of a chunk here: documents, and rows, lie on several ranks."""
 LONG = [[150, 3, 103], [256], [1] * 200 + [56], [256]]
@@ -190,8 +190,10 @@ def _refused(world: World) -> str:
 def _waits(world: World, exchange: str) -> dict[str, int]:
     """Operators of a step that make the host wait, where the loader has dealt the chunks."""
     module = build("fsdp", world=world, model=of("window"), **context(world.size, exchange))
-    deal = Dealing(world.size, module.model.config.windows)
+    deal = module._deal
+    assert deal is not None
     first, second = ([deal(b) for b in batches(n, LENGTHS, 2, module.world)] for n in (1, 2))
+    assert bool(first[0].needs) == (exchange == "needed")
     module.train_step(first, 1, 6)
     with Syncs() as syncs:
         module.train_step(second, 2, 6)

@@ -101,12 +101,17 @@ class Traffic(TorchDispatchMode):
             self._send(name, *args)
         return func(*args, **(kwargs or {}))
 
-    def _send(self, name: str, tensors: Any, given: Any, group: Any = None, *_: Any) -> None:
+    def _send(self, name: str, tensors: Any, given: Any, group: Any = None, *rest: Any) -> None:
         """Count the bytes of a call."""
         if name == "allreduce_":
             size, whole = dist.ProcessGroup.unbox(given).size(), 2 * tensors[0].nbytes
         elif name == "send":
             self.sent[2] += tensors[0].nbytes
+            return
+        elif name == "alltoall_base_" and rest[1]:  # parts of other sizes
+            ranks = dist.ProcessGroup.unbox(group)
+            stays = rest[1][ranks.rank()] / max(sum(rest[1]), 1)
+            self.sent[ranks.size()] += round(given.nbytes * (1 - stays))
             return
         elif name in ("broadcast_", "allgather_", "barrier", "recv_"):
             return

@@ -25,6 +25,7 @@ from olm_train.parallel.config import (
 from olm_train.train_module import TransformerTrainModule
 
 CONTEXT = {"cp_config": ContextParallelConfig(degree=2)}
+NEEDED = {"cp_config": ContextParallelConfig(degree=2, exchange="needed")}
 EXPERTS = {"ep_config": ExpertParallelConfig(degree=2)}
 PIPELINE = {"pp_config": PipelineParallelConfig(degree=2)}
 TENSOR = {"tp_config": TensorParallelConfig(degree=2)}
@@ -36,9 +37,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "cp2": CONTEXT,
     "pp2": PIPELINE,
     "ep2": EXPERTS,
-    "tp2 x cp2": TENSOR | CONTEXT,
+    "tp2 x cp2": TENSOR | NEEDED,
     "tp2 x ep2": TENSOR | EXPERTS,
-    "cp2 x ep2": CONTEXT | EXPERTS,
+    "cp2 x ep2": NEEDED | EXPERTS,
     "pp2 x cp2": PIPELINE | CONTEXT,
     "pp2 x ep2": PIPELINE | EXPERTS,
 }

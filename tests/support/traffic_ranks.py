@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
+from support.batches import make_batch
 from support.expert_ranks import of_experts
 from support.parallel_checks import Traffic
 from support.training import MODEL, build, micro_batches
@@ -20,6 +21,8 @@ from olm_train.parallel.config import (
 )
 
 FULL = ActivationCheckpointingConfig(mode="full")
+WINDOW = MODEL.changed(attention={"sliding_window": (6, -1)})
+NEEDED = ContextParallelConfig(degree=4, exchange="needed")
 ULYSSES = ContextParallelConfig(degree=2, exchange="ulysses")
 EVEN = MODEL.changed(vocab_multiple=2)
 STAGES = PipelineParallelConfig(degree=2)
@@ -30,7 +33,13 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "kept": ("fsdp", {"reshard_after_forward": False}, {}),
     "hsdp": ("hsdp", {"num_replicas": 2}, {}),
     "gather": ("fsdp", {}, {"cp_config": ContextParallelConfig(degree=2)}),
+    "ddp, gather": ("ddp", {}, {"cp_config": ContextParallelConfig(degree=2)}),
     "ulysses": ("fsdp", {}, {"cp_config": ULYSSES, "ac_config": FULL}),
+    "needed": (
+        "fsdp",
+        {},
+        {"cp_config": NEEDED, "ac_config": FULL, "model": WINDOW, "rank_microbatch_size": 96},
+    ),
     "tensor": ("fsdp", {}, {"tp_config": TensorParallelConfig(degree=2), "model": EVEN}),
     "tensor, gather": (
         "fsdp",
@@ -55,12 +64,19 @@ def sent(_: str) -> dict[str, tuple[int, int]]:
         rows = 2 ** len(sharers)  # of each of two micro-batches
         options = {"rank_microbatch_size": 32 * rows, **options}
         module = build(strategy, world=world, sharing=sharing, **options)
-        batches = micro_batches(1, [rows, rows], module.world)
+        if name == "needed":  # what is foreseen is of whole rows
+            batches = [make_batch([[32]] * 3, vocab_size=8)] * 2
+        else:
+            batches = micro_batches(1, [rows, rows], module.world)
         with Traffic() as traffic:
             module.train_step(batches, 1, 6)
         config = module.config
         foreseen = traffic_of_step(
-            options.get("model", MODEL), config, world_size=world.size, micro_batches=2
+            options.get("model", MODEL),
+            config,
+            world_size=world.size,
+            micro_batches=2,
+            sequence_length=32,
         )
         found[name] = sum(traffic.sent.values()), sum(foreseen.values())
     return found

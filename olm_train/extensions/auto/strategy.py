@@ -18,7 +18,7 @@ from olm_data.counts import counted
 from olm_data.errors import UsageError
 from olm_train.distributed.world import World
 from olm_train.estimate.device_defaults import Capability
-from olm_train.estimate.sharding import Goal, Machine, Need, Ways, candidates, cheapest
+from olm_train.estimate.sharding import Goal, Machine, Need, Way, Ways, candidates, cheapest
 from olm_train.parallel.config import DataParallelConfig
 from olm_train.parallel.mesh import divisors
 
@@ -129,7 +129,8 @@ def choose_strategy(
             fix="leave it out, or start as many as it is for: python script.py, or "
             f"torchrun --nproc-per-node={max(devices.gpus, 4)} script.py",
         )
-    config, lines = cheapest(GOALS[preset], devices, ways, need)
+    tried = [Way(what, config, need(config), config.cpu_offload) for what, config in ways]
+    config, lines = cheapest(GOALS[preset], devices, tried)
     strategy = _strategy(devices, config)
     lines[0] = f"AutoTrainer: {strategy}: {told}: {devices.name}, {lines[0]}"
     if devices.world_size == 1 < devices.gpus and devices.device == "cuda":

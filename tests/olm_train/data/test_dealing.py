@@ -18,6 +18,7 @@ from olm_train.data.dealing import (
     Share,
     deal,
     imbalance,
+    needs_of,
     pairs_of_chunks,
     require_equal_parts,
 )
@@ -44,7 +45,6 @@ def test_every_token_has_one_rank_and_each_rank_as_many(
     assert tokens % dealt.size == 0
     assert sorted(dealt.flatten().tolist()) == list(range(dealt.size))
     assert (np.diff(dealt, axis=1) > 0).all()
-    assert dealt.shape[1] >= 2 or each == 1 or least > 1
     assert np.array_equal(dealt, deal(cu_seqlens, degree, windows, least=least))
 
 
@@ -83,8 +83,38 @@ def test_one_document_is_dealt_from_both_ends() -> None:
 
 
 def test_chunks_are_no_smaller_than_they_have_to_be() -> None:
-    """Documents of one length: two chunks of a rank do."""
-    assert deal(np.arange(0, 8193, 64, dtype=np.int32), 4).shape == (4, 2)
+    """Documents of one length: a chunk of a rank does, and of one document two."""
+    assert deal(np.arange(0, 8193, 64, dtype=np.int32), 4).shape == (4, 1)
+    assert deal(np.array([0, 8192], np.int32), 4).shape == (4, 2)
+
+
+@given(DOCUMENTS, st.integers(1, 5), st.integers(1, 4), st.integers(1, 7), WINDOWS, st.data())
+def test_ranks_send_the_keys_that_queries_attend_to_and_no_others(
+    lengths: list[int], degree: int, chunks: int, size: int, windows: tuple[int | None, ...],
+    data: st.DataObject,
+) -> None:  # fmt: skip
+    tokens = degree * chunks * size
+    cu_seqlens = offsets(lengths, tokens)
+    dealt = np.array(data.draw(st.permutations(range(degree * chunks))), np.int64)
+    dealt = np.sort(dealt.reshape(degree, chunks), axis=1)
+    owned = (dealt[:, :, None] * size + np.arange(size)).reshape(degree, -1)
+    needs = [needs_of(cu_seqlens, dealt, rank, windows) for rank in range(degree)]
+    begin = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
+    for window in windows:
+        for rank, own in enumerate(owned):
+            need = needs[rank][window]
+            first = begin[own] if window is None else np.maximum(begin[own], own - window + 1)
+            seen = {key for a, b in zip(first, own, strict=True) for key in range(a, b + 1)}
+            got = need.got.split(need.of)
+            assert sorted(need.got.tolist()) == sorted(seen - {*own.tolist()})
+            for other, sender in enumerate(needs):
+                sent = sender[window].sent.split(sender[window].to)[rank]
+                assert owned[other][sent.numpy()].tolist() == got[other].tolist()
+
+
+def test_the_key_before_a_chunk_is_needed_in_a_window_of_one_token() -> None:
+    need = needs_of(np.array([0, 3, 8], np.int32), np.array([[0], [1]]), 1, (1,))[1]
+    assert (need.got.tolist(), need.of, need.to) == ([3], [1, 0], [0, 0])
 
 
 @pytest.mark.parametrize(("tokens", "near"), [(64, "(next to it 63 or 66)"), (2, "(next to it 3)")])

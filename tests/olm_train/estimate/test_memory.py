@@ -25,7 +25,7 @@ from olm_train.optim.dion import DionConfig
 from olm_train.optim.lion import LionConfig
 from olm_train.optim.muon import MuonConfig
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
-from olm_train.parallel.config import ContextParallelConfig
+from olm_train.parallel.config import ContextParallelConfig, DataParallelConfig
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
@@ -260,7 +260,7 @@ def test_each_mode_of_activation_checkpointing_keeps_less() -> None:
     assert sizes[-1] < sizes[0] / 4
 
 
-@pytest.mark.parametrize("exchange", ["gather", "ulysses"])
+@pytest.mark.parametrize("exchange", ["gather", "needed", "ulysses"])
 def test_ranks_that_share_a_micro_batch_keep_a_part_of_it(exchange: Any) -> None:
     model = DecoderConfig(vocab_size=64, **SHAPES["grouped"])
 
@@ -272,6 +272,11 @@ def test_ranks_that_share_a_micro_batch_keep_a_part_of_it(exchange: Any) -> None
     shared = memory(cp_config=ContextParallelConfig(degree=4, exchange=exchange))
     assert (shared.weights, shared.optimizer) == (whole.weights, whole.optimizer)
     assert shared.logits <= whole.logits
+    copies = memory(
+        cp_config=ContextParallelConfig(degree=4, exchange=exchange),
+        dp_config=DataParallelConfig(name="ddp"),  # type: ignore[arg-type]
+    )
+    assert copies.weights == 4 * model.num_params
     quarter, keys = whole.activations / 4, 3 * 4096 * 2 * 2 * 16 * 4 * 3 / 4  # fp32, 3 layers
-    extra = keys if exchange == "gather" else 0
+    extra = 0 if exchange == "ulysses" else keys
     assert shared.activations == pytest.approx(quarter + extra, rel=0.01)

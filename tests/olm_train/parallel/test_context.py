@@ -139,6 +139,14 @@ def test_a_document_is_no_function_of_another_one(exchange: str, ranks: Ranks) -
         torch.testing.assert_close(each["logits"], alone[each["own"]], rtol=1e-5, atol=1e-6)
 
 
+def test_keys_that_no_query_attends_to_change_no_bit(ranks: Ranks) -> None:
+    for rank in ranks:
+        needed, gathered = (rank["apart", exchange]["logits"] for exchange in EXCHANGES[:2])
+        assert torch.equal(needed, gathered)
+        for name in QUICK:
+            assert rank[name, "needed"].losses[0] == rank[name, "gather"].losses[0]
+
+
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_rank_without_a_label_changes_nothing(exchange: str, ranks: Ranks) -> None:
     module = build(model=of("grouped"))
@@ -157,7 +165,7 @@ def test_different_rows_on_ranks_that_share_them_are_refused(ranks: Ranks) -> No
 
 
 def test_the_host_waits_for_no_device(ranks: Ranks) -> None:
-    assert [rank["waits"] for rank in ranks] == [[{}, {}]] * len(ranks)
+    assert [rank["waits"] for rank in ranks] == [[{}] * len(EXCHANGES)] * len(ranks)
 
 
 def test_a_loader_of_torch_gives_readers_their_rows(ranks: Ranks) -> None:

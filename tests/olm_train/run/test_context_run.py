@@ -60,7 +60,8 @@ def train_rank(lock: Path, folder: Path) -> dict[str, str]:
             refused[name] = str(error)
     shorter = "{min_sequence_length: 16, warmup_steps: 4}"
     option = f"--trainer.callbacks.sequence_length_scheduler={shorter}"
-    build_trainer(lock, folder / "shorter", CP, BY_ROW, stop(6), option, world=world).fit()
+    needed = "--train_module.cp_config.exchange=needed"
+    build_trainer(lock, folder / "shorter", CP, needed, BY_ROW, stop(6), option, world=world).fit()
     return refused
 
 
@@ -155,3 +156,6 @@ def test_a_dry_run_counts_readers(tiny_mixture: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="heads of keys"):
         said("--train_module.cp_config={degree: 4, exchange: ulysses}")
     assert "2 to a micro-batch" in said(size, CP, "--parallel=auto")
+    needed = "--train_module.cp_config.exchange=needed"
+    assert "if documents are as long as rows" in said(size, BY_ROW, CP, needed)
+    assert "if documents are as long as rows" not in said(size, BY_ROW, CP)

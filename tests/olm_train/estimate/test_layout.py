@@ -1,0 +1,177 @@
+"""parallel: auto over all axes: what is chosen fits, and nothing simpler does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.expert_ranks import of_experts
+from support.training import MODEL, build
+
+from olm_data.errors import UsageError
+from olm_train.estimate.layout import Run, choose, require_layout
+from olm_train.estimate.memory import TrainingTensors, memory_of_step
+from olm_train.estimate.sharding import Goal, Machine, candidates
+from olm_train.model.decoder import build_decoder
+from olm_train.optim.dion import DionConfig
+from olm_train.parallel.config import (
+    ContextParallelConfig,
+    ExpertParallelConfig,
+    PipelineParallelConfig,
+    TensorParallelConfig,
+)
+from olm_train.train_module_config import TransformerTrainModuleConfig
+
+DENSE = MODEL.changed(vocab_size=96, n_layers=4)
+EXPERTS = of_experts().changed(vocab_multiple=2)
+MODULE = replace(build().config, rank_microbatch_size=256)
+KINDS: dict[str, Any] = {
+    "tp": TensorParallelConfig,
+    "cp": ContextParallelConfig,
+    "pp": PipelineParallelConfig,
+    "ep": ExpertParallelConfig,
+}
+CP = ContextParallelConfig(degree=2)
+GOALS = st.sampled_from(list(Goal))
+
+
+def degrees_of(module: TransformerTrainModuleConfig) -> dict[str, int]:
+    found = {axis: getattr(module, f"{axis}_config") for axis in KINDS}
+    return {axis: config.degree for axis, config in found.items() if config is not None}
+
+
+def run_of(model: Any, module: Any, ranks: int, nodes: int = 1, memory: int = 1) -> Run:
+    machine = Machine(world_size=ranks, nodes=nodes, memory=memory)
+    return Run(model, module, machine, [256], lambda readers: [64 // readers])
+
+
+def chosen(goal: Goal, run: Run) -> tuple[TransformerTrainModuleConfig, str]:
+    module, why = choose(
+        goal,
+        run.model,
+        run.module,
+        run.machine,
+        sequence_lengths=run.sequence_lengths,
+        micro_batches=run.micro_batches,
+    )
+    return module, "\n".join(why)
+
+
+def needs(run: Run, axes: int) -> list[int]:
+    """Bytes of every layout of so many axes, by degrees that are tried one after another."""
+    machine, tensors = run.machine, TrainingTensors.count(run.model, run.module.optim)
+    decoder, found = build_decoder(run.model, device="meta"), []
+    for degrees in product((1, 2, 4, 8), repeat=len(KINDS)):
+        given = {
+            f"{axis}_config": kind(degree=degree)
+            for (axis, kind), degree in zip(KINDS.items(), degrees, strict=True)
+            if degree > 1
+        }
+        if len(given) != axes or machine.world_size // machine.nodes % degrees[0]:
+            continue
+        ulysses = {"cp_config": replace(CP, degree=max(2, degrees[1]), exchange="ulysses")}
+        for options in (given, given | ulysses) if degrees[1] > 1 else (given,):
+            if {*options} & {f"{axis}_config" for axis in degrees_of(run.module)}:
+                continue
+            try:
+                module = replace(run.module, **options)
+                readers = module.mesh(machine.world_size, machine.nodes).place(0).readers
+            except UsageError:
+                continue
+            for _, dp in candidates(
+                machine, module.dp_config, sharers=module.sharers, dealt=module.parted,
+                accumulates=64 // readers > 1,
+            ):  # fmt: skip
+                way = replace(module, dp_config=dp)
+                try:
+                    require_layout(
+                        way, decoder, machine.world_size, machine.nodes, run.micro_batches
+                    )
+                except UsageError:
+                    continue
+                if not dp.cpu_offload:
+                    found.append(memory_of_step(
+                        run.model, way, sequence_length=256, world_size=machine.world_size,
+                        nodes=machine.nodes, micro_batches=64 // readers, counted=tensors,
+                    ).total)  # fmt: skip
+    return found
+
+
+@settings(max_examples=12)
+@given(
+    GOALS,
+    st.sampled_from([DENSE, EXPERTS]),
+    st.sampled_from([(2, 1), (4, 1), (4, 2), (8, 2)]),
+    st.integers(500_000, 6_000_000),
+    st.sampled_from([None, CP]),
+)
+def test_what_is_chosen_fits_and_nothing_simpler_does(
+    goal: Goal, model: Any, world: tuple[int, int], memory: int, cp: Any
+) -> None:
+    module = replace(MODULE, cp_config=cp)
+    run = run_of(model, module, *world, memory)
+    room, (found, why) = run.machine.room(goal), chosen(goal, run)
+    assert chosen(goal, run) == (found, why)
+    assert why.count("<- chosen") == 1
+    ranks, nodes = world
+    require_layout(found, build_decoder(model, device="meta"), ranks, nodes, run.micro_batches)
+    degrees = degrees_of(found)
+    assert ranks // nodes % degrees.get("tp", 1) == 0
+    assert cp is None or found.cp_config == cp
+    none: dict[str, Any] = {f"{axis}_config": None for axis in KINDS} | {"cp_config": cp}
+    assert replace(found, **none, dp_config=module.dp_config) == module
+    more = len(degrees) - len(degrees_of(module))
+    count = run.micro_batches(found.mesh(ranks, nodes).place(0).readers)[0]
+    need = memory_of_step(
+        model, found, sequence_length=256, world_size=ranks, nodes=nodes, micro_batches=count
+    ).total
+    assert (need <= room) != ("nothing fits" in why)
+    if need > room or found.dp_config.cpu_offload:
+        more = 1 + len(run.free)
+    for axes in range(more):
+        assert min(needs(run, axes), default=room + 1) > room, axes
+    if 0 < more <= len(run.free):
+        fit = [way for way in run.layouts(more, room)[0] if way.need <= room]
+        if goal is Goal.memory:
+            assert need == min(needs(run, more))
+        else:
+            assert run.seconds(found) == min(run.seconds(way.config) for way in fit)
+
+
+def test_of_layouts_that_fit_in_a_machine_tensor_parallelism_stays_there() -> None:
+    module = replace(MODULE, tp_config=TensorParallelConfig(degree=4))
+    near, far = (run_of(DENSE, module, 8, nodes).seconds(module) for nodes in (2, 8))
+    assert far > 2 * near
+
+
+def test_a_bubble_takes_time() -> None:
+    module = replace(MODULE, pp_config=PipelineParallelConfig(degree=4))
+    model = DENSE.changed(d_model=4096, n_heads=32, n_kv_heads=32)
+    run = run_of(model, module, 4)
+    few, many = (
+        replace(run, micro_batches=lambda readers, n=n: [n]).seconds(module) / n for n in (4, 64)
+    )
+    assert few > 1.5 * many
+
+
+def test_what_refuses_axes_is_said() -> None:
+    run = run_of(MODEL, MODULE, 2, 1, 1000)
+    _, why = chosen(Goal.auto, run)
+    assert "refused: tp: degree 2 does not divide the 97 rows of the embedding table" in why
+    assert "warning: nothing fits" in why
+    run = run_of(DENSE, replace(MODULE, optim=DionConfig()), 2, 1, 1000)
+    assert "refused: tp: tp_config and optim: {name: dion} do not go" in chosen(Goal.auto, run)[1]
+
+
+def test_stages_that_the_user_set_are_kept_and_the_weights_shared_among_the_ranks_of_one() -> None:
+    module = replace(MODULE, pp_config=PipelineParallelConfig(degree=2))
+    found, why = chosen(Goal.auto, run_of(DENSE, module, 8, 2, 10**9))
+    assert found.pp_config == module.pp_config
+    assert found.dp_config.shards
+    assert "fsdp: cut over all ranks, kept from forward to backward" in why
+    with pytest.raises(UsageError, match="degree 3 does not divide"):
+        chosen(Goal.auto, run_of(DENSE, replace(MODULE, pp_config=KINDS["pp"](degree=3)), 8))
