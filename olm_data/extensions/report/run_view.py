@@ -142,6 +142,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
         sets, tasks: the latest evaluation of each held-out set and downstream task.
         samples: texts written after some steps, see `picked`.
         command: that prints the documents of step STEP.
+        started: the command of the last start.
         config: the options of the run by dotted name, each as JSON.
     """
 
@@ -158,6 +159,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[StepSamples]
     notes: list[str]
     command: str
+    started: str
     config: dict[str, str]
 
 
@@ -372,6 +374,7 @@ class RunView:
             samples=list(map(_harmless, picked(read_samples(self.folder, notes)))),
             notes=[shown(note) for note in notes],
             command=shown(command),
+            started=shown(starts[-1].command) if starts else "",
             config={shown(name): shown(value) for name, value in _options(self.folder)},
         )
 
@@ -404,7 +407,7 @@ class RunView:
         path = self._lock_path or lock_of_run(_config(self.folder), str(self.folder))
         lock = Lock.read(path)
         if wanted not in (None, lock.digest):
-            raise InputError(f"the run was started with another lock than {path}")
+            raise InputError(f"the run was started with another lock than {path}: {wanted[:12]}")
         self._rows, self._rows_of = LockRows(lock), path
         return self._rows
 
