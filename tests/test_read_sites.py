@@ -157,7 +157,7 @@ UNPACKS = {
         "ZipFile"
     },  # the wheel, whose requests go to `decompress`
     "olm_data/extensions/exporting/token_files.py": {"gzip"},  # writes
-    "olm_train/extensions/tracking/comet_sinks.py": {"ZipFile"},  # writes
+    "olm_train/extensions/tracking/comet.py": {"ZipFile"},  # writes
 }
 """Every module that unpacks something, and by what: a new one goes through the first two."""
 

@@ -31,7 +31,7 @@ from olm_data.extensions.report.mixture import (
 )
 from olm_data.extensions.report.run_view import RunView, Update, encoded, open_views
 from olm_data.extensions.report.step_documents import StepDocuments
-from olm_data.extensions.show.ledger_summary import LEARNED, summarise
+from olm_data.extensions.show.ledger import LEARNED, summarise
 from olm_data.mixture.lock import Lock
 from olm_data.page import fields, joined, note, run_script, section, svg, table, write_page
 from olm_data.storage.output_paths import refuse_output
