@@ -1,6 +1,6 @@
 """What is said over HTTP: the part of OpenAI's completions and chat that a model can answer.
 
-    JSON body -> CompletionBody | ChatBody -> Asked: a Request for each text -> Answer -> JSON
+    JSON body -> CompletionBody | ChatBody -> ParsedRequest: a Request for each text -> answer
 
 A field that would change the answer and is not known here is refused, not passed over.
 """
