@@ -89,9 +89,7 @@ class HFExporterCallback(Callback):
 
     def post_attach(self) -> None:
         trainer = self.trainer
-        lock = getattr(trainer.data_loader, "lock", None)
-        # refused before the first step
-        self._class = family_of_run(trainer.train_module.model_config, lock).architecture
+        self._class()  # refused before the first step
         if not trainer.checkpoints.config.enabled:
             raise UsageError(
                 "hf_exporter has no checkpoints to export",
@@ -174,13 +172,18 @@ class HFExporterCallback(Callback):
                 self._fail(step, failed)
             else:
                 self._done.add(step)
-                trainer.say(f"exported step {step:,} as {self._class}: {self._output(step)}")
+                trainer.say(f"exported step {step:,} as {self._class()}: {self._output(step)}")
         if self._queue:
             step = self._queue.pop(0)
             try:
                 self._child = step, Beside(self._arguments(step), trainer.work_dir / LOG)
             except OSError as error:
                 self._fail(step, str(error))
+
+    def _class(self) -> str:
+        run = self.trainer
+        lock = getattr(run.data_loader, "lock", None)
+        return family_of_run(run.train_module.model_config, lock).architecture
 
     def _fail(self, step: int, why: str) -> None:
         self._failures += 1
