@@ -30,10 +30,6 @@ class ExportedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     bytes: int
     sha256: str
 
-    def is_of(self, name: str) -> bool:
-        """Whether it has this name, or that of a file on its way there."""
-        return self.file in (name, aside(name, self.sha256))
-
 
 class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of `config.json`.
@@ -89,9 +85,3 @@ def read_about(store: Store) -> About:
         where=where,
         fix="use the program that wrote them, or a newer one",
     )
-
-
-def aside(name: str, sha256: str) -> str:
-    """Return the name of a file that is written beside one of the same name, on its way there."""
-    stem, dot, end = name.rpartition(".")
-    return f"{stem}-{sha256[:16]}{dot}{end}"

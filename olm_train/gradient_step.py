@@ -28,8 +28,7 @@ from olm_train.optim.clip import as_scalar, clip_gradients, total_norm
 from olm_train.optim.schedule_base import LRScaling, Position, Schedule
 from olm_train.optim.state import class_name, set_values
 from olm_train.parallel.apply import gradient_sync, reshard
-from olm_train.stability.gate import FiniteGate, NonFinite, take_step
-from olm_train.stability.spikes import StepGuard
+from olm_train.stability.gate import FiniteGate, NonFinite, StepGuard, take_step
 from olm_train.train_module_base import TrainModule
 
 

@@ -313,8 +313,7 @@ class TransformerTrainModule(GradientStep):
 
         def losses(batch: Batch) -> Tensor:
             batch = batch.to(self.world.device)
-            found: Tensor = self._reduce(batch, partial(by_label, labels=batch.labels))
-            return found
+            return self._reduce(batch, partial(by_label, labels=batch.labels))
 
         return losses(here) if tensor is None else tensor.in_turn(here.to("cpu"), losses)
 

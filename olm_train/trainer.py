@@ -33,14 +33,12 @@ from olm_data.storage.store import absolute
 from olm_train.callbacks.base import DATA_WAIT, Callback, TrainingRun
 from olm_train.callbacks.group import Callbacks
 from olm_train.callbacks.notice import Event
-from olm_train.checkpoint.manager import (
-    Checkpoint,
-    CheckpointManager,
-    Kind,
-    StartingPoint,
-    default_work_dir,
-)
+from olm_train.checkpoint.documents import default_work_dir
+from olm_train.checkpoint.load import Checkpoint
+from olm_train.checkpoint.manager import CheckpointManager
+from olm_train.checkpoint.manifest import Kind
 from olm_train.checkpoint.policy import CheckpointerConfig, LoadPolicy, LoadStrategy
+from olm_train.checkpoint.resume import StartingPoint
 from olm_train.checkpoint.unsaved import Unsaved
 from olm_train.data.base import DataLoaderBase
 from olm_train.distributed.holding import LeasePolicy, RunLock

@@ -364,7 +364,6 @@
     const main = CHARTS[0], wide = CHARTS.filter(s => s.ledger || s.held), smalls = CHARTS.slice(1).filter(s => !s.ledger && !s.held);
     root.append(parts.heads, parts.facts, el("section", { "aria-label": "curves" }, parts.view, parts.legend, main.box, tools, el("div", { class: "halves" }, ...wide.map(s => s.box)), el("div", { class: "smalls" }, ...smalls.map(s => s.box))),
       parts.apart, parts.evaluated, parts.docs, el("div", { class: "two" }, parts.mixture, parts.events), parts.samples, parts.notes);
-    parts.facts.hidden = parts.samples.hidden = parts.evaluated.hidden = Boolean(frozen); // there the page has them in tables
     let width = 0;
     new ResizeObserver(() => { if (root.clientWidth !== width) { width = root.clientWidth; CHARTS.forEach(paint); } }).observe(root);
   }
@@ -417,7 +416,7 @@
     const grid = (title, head, rows, said) => rows.length ? el("section", {}, el("h2", {}, title), el("div", { class: "scroll" }, el("table", {}, el("tr", {}, ...head.map((h, i) => el("th", i ? { class: "number", scope: "col" } : { scope: "col" }, h))), ...rows)), el("p", { class: "note" }, said)) : null;
     const label = (run, text) => el("td", { "data-name": "" }, (several() ? run.name + ": " : "") + text);
     parts.evaluated.replaceChildren(...[
-      grid("Held-out sets, latest", ["set", "step", "nats a token", "bits per byte"], known.flatMap(run => run.words.sets.map(r => el("tr", {}, label(run, r.group ? `${r.name}, ${r.group}` : r.name), cell("step", whole(r.step)), cell("nats a token", four(r.loss)), cell("bits per byte", four(r.bits))))),
+      grid("Held-out sets, latest", ["set", "step", "nats a token", "perplexity", "bits per byte"], known.flatMap(run => run.words.sets.map(r => el("tr", {}, label(run, r.group ? `${r.name}, ${r.group}` : r.name), cell("step", whole(r.step)), cell("nats a token", four(r.loss)), cell("perplexity", number(Math.exp(r.loss))), cell("bits per byte", four(r.bits))))),
         "Bits per byte compares models of different tokenizers; nats a token does not."),
       grid("Downstream tasks, latest", ["task", "step", "metric", "score", "change", "bits per byte", "questions"], known.flatMap(run => run.words.tasks.map(r => el("tr", {}, label(run, r.name), cell("step", whole(r.step)), cell("metric", r.score.metric), cell("score", pm(r.score)), cell("change", pm(r.change, true)), cell("bits per byte", four(r.bits)), cell("questions", whole(r.questions))))),
         "± is the standard error over the questions; the change is to the evaluation before, question by question."),
@@ -433,6 +432,7 @@
       return el("section", {}, el("h2", {}, `Sample of ${run.name}`), el("pre", {}, el("b", { class: "prompt" }, s.prompt), s.text),
         el("p", { class: "note" }, `checkpoint ${s.checkpoint}, temperature ${s.temperature}, top_k ${s.top_k}, seed ${s.seed}`));
     }));
+    parts.samples.append(...known.filter(run => run.words.started).map(run => el("section", {}, el("h2", {}, several() ? `Command of ${run.name}` : "Command"), el("pre", {}, run.words.started))));
     parts.notes.replaceChildren(...known.flatMap(run => run.words.notes.map(text => el("p", { class: "note" }, (several() ? run.name + ": " : "") + text))));
   }
   // which charts are shown decides how wide each is: all are gathered before the first is drawn

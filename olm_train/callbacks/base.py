@@ -32,7 +32,9 @@ from olm_data.bounded_json import JsonObject
 from olm_data.config.convert import Config
 from olm_data.errors import printable, shown
 from olm_train.callbacks.notice import Event
-from olm_train.checkpoint.manager import Checkpoint, CheckpointManager, Kind
+from olm_train.checkpoint.load import Checkpoint
+from olm_train.checkpoint.manager import CheckpointManager
+from olm_train.checkpoint.manifest import Kind
 from olm_train.checkpoint.resume import Run
 from olm_train.distributed.preempt import Preemption, StopRequest
 from olm_train.distributed.stop_file import StopFile

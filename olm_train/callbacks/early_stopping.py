@@ -78,8 +78,7 @@ class EarlyStoppingCallback(Callback):
             )
 
     def state_dict(self) -> JsonObject:
-        plain: JsonObject = msgspec.to_builtins(self._best)
-        return plain
+        return msgspec.to_builtins(self._best)
 
     def load_state_dict(self, state: JsonObject) -> None:
         self._best = convert(state, Best)

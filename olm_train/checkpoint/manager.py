@@ -36,9 +36,7 @@ from olm_data.storage.disk import write_durable
 from olm_data.storage.lease import Fence
 from olm_data.storage.store import Store
 from olm_train.checkpoint.documents import (
-    Origin,
     carried,
-    default_work_dir,
     encoded,
     fetch_logs,
     run_logs,
@@ -69,15 +67,6 @@ from olm_train.checkpoint.resume import (
 from olm_train.checkpoint.save import Contents, save_checkpoint
 from olm_train.checkpoint.state import FlatState, HostCopy, StateDict, flatten, split
 from olm_train.distributed.world import quiet_alone
-
-__all__ = [
-    "Checkpoint",
-    "CheckpointManager",
-    "Kind",
-    "Origin",
-    "StartingPoint",
-    "default_work_dir",
-]
 
 Saved = tuple[str, list[int]]
 """Folder of a new checkpoint; steps of the older ones that were removed after it."""

@@ -116,13 +116,10 @@ class CheckpointerConfig(Config):
             return Kind.permanent
         if step == last:
             return Kind.final
-        if often is None or step % often or self._cools_down(step):
+        if often is None or step % often:
             return None
-        return Kind.ephemeral
-
-    def _cools_down(self, step: int) -> bool:
-        """Whether a checkpoint that stays was due a few steps before."""
-        return any(step - at <= (self.ephemeral_cooldown or 0) for at in self._stay(step))
+        cools_down = any(step - at <= (self.ephemeral_cooldown or 0) for at in self._stay(step))
+        return None if cools_down else Kind.ephemeral
 
     def _stay(self, step: int) -> list[int]:
         """Return steps before `step` whose checkpoints stay, the last of the interval with them."""
@@ -190,3 +187,12 @@ class LoadPolicy(Config):
     optim_state: Annotated[bool, Needs("path")] = True
     vocabulary: Annotated[Vocabulary, Needs("path")] = "keep"
     upcycle: Annotated[bool, Needs("path")] = False
+
+    def require_weights_alone(self, what: str) -> None:
+        """Refuse to take more than weights from `path`, where it has no more."""
+        if self.trainer_state or self.optim_state:
+            raise UsageError(
+                f"{what} without the state of a trainer or an optimiser",
+                where="trainer.load_path",
+                fix="set trainer.load_trainer_state and trainer.load_optim_state to false",
+            )

@@ -158,22 +158,6 @@ class TrainedModel:
     trust: bool = False
 
     @property
-    def lock(self) -> Lock:
-        """Mixture it was trained on.
-
-        Raises:
-            InputError: nobody recorded it.
-        """
-        if self.recorded_lock is None:
-            raise InputError(
-                f"there is no {LOCK} with this model",
-                where=self.folder,
-                why="what its token ids mean is not known",
-                fix="export it from a checkpoint of its run: olm-train export",
-            )
-        return self.recorded_lock
-
-    @property
     def folder(self) -> str:
         """Path or URL of its folder."""
         return (

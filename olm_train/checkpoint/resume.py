@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+import torch
 from torch import Tensor
 
 from olm_data.bounded_json import JsonObject
@@ -41,12 +42,15 @@ from olm_train.checkpoint.model_format import format_of
 from olm_train.checkpoint.policy import LoadPolicy
 from olm_train.checkpoint.portable import model_config
 from olm_train.checkpoint.state import FlatState, flatten, to_json
-from olm_train.checkpoint.upcycle import upcycled
+from olm_train.checkpoint.tensors import read_rows
 from olm_train.data.base import DataLoaderBase
 from olm_train.data.lock_words import drawn_before
 from olm_train.model.config import DecoderConfig
-from olm_train.model.load import own_parts, padded
-from olm_train.model.weights_folder import is_exported, load_exported
+from olm_train.model.decoder import build_decoder
+from olm_train.model.load import model_of, own_parts, padded
+from olm_train.model.shards import local_blocks
+from olm_train.model.upcycle import OPTION, Slices, dense_name, put_copies, refuse_unequal
+from olm_train.model.weights_folder import Exported, is_exported, kept, load_exported
 from olm_train.optim.state import OptimizerState, create_state, make_room
 from olm_train.train_module_base import TrainModule
 
@@ -254,12 +258,8 @@ def begin(policy: LoadPolicy, run: Run) -> StartingPoint:
     """
     if policy.path is None:
         return StartingPoint(load=run.train_module.ensure_weights)
-    if policy.upcycle and (policy.trainer_state or policy.optim_state):
-        raise UsageError(
-            "a mixture that begins as a dense model takes its weights alone",
-            where="trainer.load_upcycle",
-            fix="set trainer.load_trainer_state and trainer.load_optim_state to false",
-        )
+    if policy.upcycle:
+        policy.require_weights_alone("a mixture begins as a dense model")
     place, world = absolute(policy.path), run.train_module.world
     if (foreign := world.on_main(lambda: format_of(place))) is not None:
         found = foreign.begin(
@@ -268,12 +268,7 @@ def begin(policy: LoadPolicy, run: Run) -> StartingPoint:
         run.say(f"beginning with {found.place}")
         return StartingPoint(load=found.load, origin=found.origin, folder=found.place)
     if world.on_main(lambda: is_exported(place)):
-        if policy.trainer_state or policy.optim_state:
-            raise UsageError(
-                "exported weights come without the state of a trainer or an optimiser",
-                where="trainer.load_path",
-                fix="set trainer.load_trainer_state and trainer.load_optim_state to false",
-            )
+        policy.require_weights_alone("exported weights come")
         exported = load_exported(place)
         step, digest = exported.about.step or 0, exported.about.weights.sha256
         if policy.upcycle:
@@ -456,3 +451,49 @@ def mapping_of(
                 fix="numbers, text and lists belong in state_dict()",
             )
     return given
+
+
+def upcycled(source: Checkpoint | Exported, module: TrainModule) -> Callable[[], None]:
+    """Return what puts the weights of a dense model in place; every rank calls it.
+
+    Raises:
+        UsageError: the logits would not be those of the dense model.
+        ValidationError: shape and weights do not fit each other.
+    """
+    config = module.model_config
+    if type(config) is not DecoderConfig:
+        raise UsageError("only a Decoder can begin with a dense model", where=OPTION)
+    if isinstance(source, Exported):
+        model = model_of(source, vocab_multiple=config.vocab_multiple)
+        dense, tensors = model.config, dict(kept(model))
+    else:
+        dense, tensors = model_config(source), {}
+        wanted = kept(build_decoder(dense, device="meta"))
+        source.refuse_misfits({f"model.{name}": value for name, value in wanted}, ("model",))
+    refuse_unequal(dense, config)
+
+    def read(name: str, where: Slices) -> Tensor:
+        if isinstance(source, Exported):
+            return tensors[name][where]
+        rows, *others = where
+        place = (source.tensors, source.index, f"model.{name}")
+        return read_rows(*place, rows.start, rows.stop)[(slice(None), *others)]
+
+    @torch.no_grad()
+    def fill(state: dict[str, Tensor]) -> None:
+        for name, target in state.items():
+            for part, where in local_blocks(target):
+                if not part.numel() or ".router." in name:
+                    continue
+                if dense_name(name) is None:
+                    part.copy_(read(name, where))
+                else:
+                    put_copies(part, where, name, read, config)
+
+    def load() -> None:
+        module.ensure_weights()
+        state = module.state_dict()["model"]
+        module.world.on_each(lambda: fill(state))
+        module.load_state_dict({"model": state})
+
+    return load

@@ -79,5 +79,4 @@ class TextRules:
 
 
 def _text_of(tokenizer: Tokenizer, token: int) -> str:
-    text: str = tokenizer.decode([token], skip_special_tokens=False)
-    return text
+    return tokenizer.decode([token], skip_special_tokens=False)

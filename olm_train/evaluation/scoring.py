@@ -122,8 +122,7 @@ def _unconditional(requests: Requests, log_p: Float64, asked: NDArray[np.int64])
     width = int(requests.choice.max()) + 1
 
     def key(which: NDArray[np.int64]) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = requests.question[which] * width + requests.choice[which]
-        return found
+        return requests.question[which] * width + requests.choice[which]
 
     if len(alone) != len(asked):
         return None

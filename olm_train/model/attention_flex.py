@@ -45,8 +45,7 @@ def _prepare(layout: DocumentLayout) -> BlockMask:
         return pair
 
     make = _for_device(create_block_mask, device)
-    mask: BlockMask = make(allowed, rows, None, length, length, device=device)
-    return mask
+    return make(allowed, rows, None, length, length, device=device)
 
 
 def _prepare_queries(queries: Queries, window: int | None) -> BlockMask:
@@ -57,8 +56,7 @@ def _prepare_queries(queries: Queries, window: int | None) -> BlockMask:
         return (k >= first[q]) & (k <= last[q])
 
     make = _for_device(create_block_mask, device)
-    mask: BlockMask = make(allowed, None, None, len(first), queries.keys, device=device)
-    return mask
+    return make(allowed, None, None, len(first), queries.keys, device=device)
 
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

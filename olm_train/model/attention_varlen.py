@@ -70,10 +70,7 @@ def varlen_kernel(varlen_attn: Callable[..., Any]) -> Kernel:
         assert scores.softcap is None, "refused before"
         (ends, longest), (key_ends, most) = (at.cu_seqlens, at.max_seqlen), at.of_keys
         options = {"scale": scores.scale, "enable_gqa": q.shape[1] != k.shape[1]}
-        out: Tensor = varlen_attn(
-            q, k, v, ends, key_ends, longest, most, window_size=at.reach, **options
-        )
-        return out
+        return varlen_attn(q, k, v, ends, key_ends, longest, most, window_size=at.reach, **options)
 
     return attend
 
@@ -100,8 +97,7 @@ def flash_kernel(flash_attn_varlen_func: Callable[..., Any]) -> Kernel:
             window_size=at.reach,
             **capped,
         )
-        first: Tensor = out[0] if isinstance(out, tuple) else out
-        return first
+        return out[0] if isinstance(out, tuple) else out
 
     return attend
 
@@ -244,8 +240,7 @@ def flash_module() -> str | None:
 def _flash_function() -> Callable[..., Any]:
     name = flash_module()
     assert name is not None, "refused before"
-    function: Callable[..., Any] = importlib.import_module(name).flash_attn_varlen_func
-    return function
+    return importlib.import_module(name).flash_attn_varlen_func
 
 
 @cache

@@ -232,5 +232,4 @@ def _padded(tensors: Sequence[Tensor], before: int, after: int) -> Tensor:
 
 def build_decoder(config: DecoderConfig, **factory: Any) -> Decoder:
     """Return the model of a shape: of `config.decoder_class`, if it names one."""
-    model: Decoder = (config.decoder_class or Decoder)(config, **factory)
-    return model
+    return (config.decoder_class or Decoder)(config, **factory)

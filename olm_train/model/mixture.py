@@ -141,8 +141,7 @@ class Experts(nn.Module):
 
 
 def _all_here(experts: Experts, rows: Tensor, counts: Tensor) -> Tensor:
-    out: Tensor = experts(rows, counts.cumsum(0).to(torch.int32))
-    return out
+    return experts(rows, counts.cumsum(0).to(torch.int32))
 
 
 class MixtureOfExperts(nn.Module):

@@ -175,8 +175,7 @@ def rope_table(
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each pair (x[i], x[i + head_dim/2]) of [b, S, heads, head_dim]; in fp32 or fp64."""
     if x.is_cpu and not torch.compiler.is_compiling():
-        rotated: Tensor = _Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]
-        return rotated
+        return _Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]
     first, second = at_least_fp32(x).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 

@@ -57,8 +57,7 @@ class Watcher(Tap):
         place = self.names.index(name)
         self.rows[place] = row_of(x.detach())
         if self.slots.requires_grad and x.requires_grad:
-            result: Tensor = _Watched.apply(x, self.slots[place])  # type: ignore[no-untyped-call]
-            return result
+            return _Watched.apply(x, self.slots[place])  # type: ignore[no-untyped-call]
         return x
 
     def within(self, name: str) -> Tap:

@@ -16,8 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from olm_data.config.dump import as_dict
 from olm_data.config.import_path import import_path
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError, printable
-from olm_data.model_folder import CONFIG, About, ExportedFile, aside, read_about
+from olm_data.model_folder import CONFIG, About, ExportedFile, read_about
 from olm_data.storage.disk import io_errors, write_durable
 from olm_data.storage.store import Store, absolute
 from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
@@ -60,7 +59,7 @@ class Exported:
             ValidationError: it is another one than `config.json` says.
         """
         for entry in self.about.carried:
-            if entry.is_of(name):
+            if entry.file == name:
                 return _read(self.store, entry)
         return None
 
@@ -198,29 +197,12 @@ def _entry(path: Path) -> ExportedFile:
 
 
 def _publish(store: Store, staging: Path, about: About) -> None:
-    """Put staged files in their places, so that `config.json` is right at every moment."""
-    before = _held(store)
-    same = {(entry.file, entry.sha256) for entry in before}
-    new = [entry for entry in about.files if (entry.file, entry.sha256) not in same]
-    taken = {entry.file for entry in before} & {entry.file for entry in new}
-    for entry in new:
-        if entry.file in taken:
-            other = aside(entry.file, entry.sha256)
-            os.link(staging / entry.file, staging / other)
-            store.publish(other, staging / other, entry.sha256)
-    if taken:
-        _put(
-            store,
-            _renamed(about, lambda e: aside(e.file, e.sha256) if e.file in taken else e.file),
-        )
-    for entry in new:
+    """Put staged files in their places, `config.json` last: readers refuse what it lacks."""
+    before = {entry.file for entry in _held(store)}
+    for entry in about.files:
         store.publish(entry.file, staging / entry.file, entry.sha256)
-    _put(store, about)
-    now = {entry.file for entry in about.files}
-    left = {
-        file for name in now for file in store.sizes(f"{Path(name).stem}-") if _beside(file, name)
-    }
-    for file in (left | {entry.file for entry in before}) - now:
+    store.put(CONFIG, json.dumps(msgspec.to_builtins(about), indent=1).encode() + b"\n")
+    for file in before - {entry.file for entry in about.files}:
         store.delete(file)
 
 
@@ -230,21 +212,6 @@ def _held(store: Store) -> tuple[ExportedFile, ...]:
         return read_about(store).files
     except (FileNotFoundError, NotADirectoryError, ValidationError):
         return ()
-
-
-def _renamed(about: About, name: Callable[[ExportedFile], str]) -> About:
-    weights, *others = (msgspec.structs.replace(e, file=name(e)) for e in about.files)
-    return msgspec.structs.replace(about, weights=weights, carried=tuple(others))
-
-
-def _put(store: Store, about: About) -> None:
-    store.put(CONFIG, json.dumps(msgspec.to_builtins(about), indent=1).encode() + b"\n")
-
-
-def _beside(file: str, name: str) -> bool:
-    """Whether a file was written on its way to `name`."""
-    stem, _, end = name.rpartition(".")
-    return re.fullmatch(rf"{re.escape(stem)}-[0-9a-f]{{16}}\.{re.escape(end)}", file) is not None
 
 
 def is_exported(place: str) -> bool:
@@ -262,7 +229,8 @@ def load_exported(place: str) -> Exported:
     folder, name = os.path.split(place) if place.endswith(SUFFIX) else (place, MODEL)
     store = Store(folder or str(Path.cwd()))
     try:
-        about, data = _weights(store, name)
+        about = read_about(store)
+        data = _read(store, msgspec.structs.replace(about.weights, file=name))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(
             "there are no exported weights",
@@ -275,21 +243,6 @@ def load_exported(place: str) -> Exported:
         raise ValidationError(
             f"the weights are damaged: {printable(str(error))[:200]}", where=store.url(name)
         ) from error
-
-
-def _weights(store: Store, name: str) -> tuple[About, bytes]:
-    """Return `config.json` and the weights; both anew where it was replaced in between."""
-    about = read_about(store)
-    while True:
-        entry = about.weights
-        if not entry.is_of(name):
-            entry = msgspec.structs.replace(entry, file=name)
-        try:
-            return about, _read(store, entry)
-        except (FileNotFoundError, ValidationError):
-            before, about = about, read_about(store)
-            if about == before:
-                raise
 
 
 def _read(store: Store, entry: ExportedFile) -> bytes:

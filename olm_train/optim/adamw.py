@@ -14,7 +14,7 @@ from olm_data.errors import UsageError
 from olm_train.optim.base import OptimConfig
 from olm_train.optim.groups import ParamGroup, device_of
 from olm_train.optim.half import DTYPES, HalfAdam, HalfAdamW, MomentDtype
-from olm_train.stability.spikes import SkipStepOptions, StepGuard
+from olm_train.stability.gate import SkipStepOptions, StepGuard
 
 FUSED_DEVICES = ("cpu", "cuda")
 

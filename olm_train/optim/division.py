@@ -266,8 +266,7 @@ class Division:
             return 0
         matrix = of[item]
         part = matrix.part(shard, self.grid.shards)
-        result: int = (part.stop - part.start) * matrix.width
-        return result
+        return (part.stop - part.start) * matrix.width
 
     def _all_to_all(
         self, parts: list[Tensor], sent: list[int], received: list[int]

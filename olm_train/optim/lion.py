@@ -14,7 +14,7 @@ from olm_data.config.hints import NonNegativeFloat
 from olm_train.optim.base import Decay, OptimConfig
 from olm_train.optim.groups import ParamGroup, device_of
 from olm_train.optim.half import DTYPES, MomentDtype, Rounding, numbered
-from olm_train.stability.spikes import SkipStepOptions, StepGuard
+from olm_train.stability.gate import SkipStepOptions, StepGuard
 
 
 class Lion(Optimizer):

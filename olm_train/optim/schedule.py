@@ -135,8 +135,7 @@ class Power(WithDecay):
     exponent: Annotated[float, Meta(le=0)] = -0.51
 
     def _before(self, at: int, warmup: int, end: int) -> float:
-        result: float = max(self.alpha_f, (max(at, 1) / max(warmup, 1)) ** self.exponent)
-        return result
+        return max(self.alpha_f, (max(at, 1) / max(warmup, 1)) ** self.exponent)
 
 
 @dataclass(frozen=True, kw_only=True)

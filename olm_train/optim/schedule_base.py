@@ -159,10 +159,7 @@ class LRScaling(StrEnum):
 
     def factor(self, growth: float) -> float:
         """Return the factor for a batch `growth` times as large as the first one."""
-        result: float = (
-            growth ** {LRScaling.none: 0.0, LRScaling.sqrt: 0.5, LRScaling.linear: 1.0}[self]
-        )
-        return result
+        return growth ** {LRScaling.none: 0.0, LRScaling.sqrt: 0.5, LRScaling.linear: 1.0}[self]
 
 
 def length_of(length: int | None, fraction: float | None, end: int, room: int) -> int:

@@ -226,9 +226,9 @@ def _run(arguments: Arguments) -> int:
 
 def _train(config: RunConfig, preemption: Preemption) -> int:
     """Meet the other ranks and train; return the exit code."""
-    from olm_train.distributed.agreement import RankSettings, require_agreement
-    from olm_train.distributed.host_memory import keep_freed_memory
+    from olm_train.distributed.agreement import require_agreement
     from olm_train.distributed.preempt import Preempted
+    from olm_train.distributed.threads import keep_freed_memory
     from olm_train.distributed.world import World
     from olm_train.estimate.device_defaults import Capability
     from olm_train.estimate.sharding import Machine
@@ -240,7 +240,7 @@ def _train(config: RunConfig, preemption: Preemption) -> int:
     config, why = config.fitted(Machine.of(world))
     if world.main and why:
         print(shown("\n".join(why)), file=sys.stderr, flush=True)
-    require_agreement(world, RankSettings.of(world, config.lock_digest(), config.as_dict()))
+    require_agreement(world, config.lock_digest(), config.as_dict())
     memory = keep_freed_memory(world.device.type, os.environ)
     auto = (
         f"auto on {capability.name}: {', '.join(chosen)} (--dry-run says why)" if chosen else None
@@ -411,18 +411,15 @@ def _least() -> str:
 
 def _lock_here() -> tuple[str, int]:
     """Return the newest lock of this folder, as YAML has it, and tokens of a row of it."""
+    import yaml
+
     from olm_data.mixture.lock import Lock
 
     there = [path for path in Path().glob("*.lock.json") if kind_of(str(path)) == "lock"]
     for path in sorted(there, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
-            return _quoted(path.name), Lock.read(path).sequence_length
+            name = yaml.safe_dump([path.name], default_flow_style=True, width=1 << 20)[1:-2]
+            return name, Lock.read(path).sequence_length
         except OlmError:
             continue
     return "mixture.lock.json", 1
-
-
-def _quoted(name: str) -> str:
-    """Return a name as a scalar in a mapping on one line of YAML."""
-    plain = name.replace("-", "").replace("_", "").replace(".", "").isalnum() and name[0].isalpha()
-    return name if plain else "'" + name.replace("'", "''") + "'"

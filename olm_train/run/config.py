@@ -130,17 +130,14 @@ class DataLoaderConfig(Config):
         dealing: Dealing | None = None,
     ) -> DataLoader:
         """Return this rank's loader."""
+        options = {**vars(self), "cache": self.cache.build()}
         return DataLoader(
-            self.mixture,
-            global_batch_size=self.global_batch_size,
+            options.pop("mixture"),
+            **options,
             rank_microbatch_size=rank_microbatch_size,
             rank=place.reader,
             world_size=place.readers,
-            prefetch=self.prefetch,
-            verify=self.verify,
             device=world.device,
-            skip=self.skip,
-            cache=self.cache.build(),
             neighbours=world.near_readers,
             dealing=dealing,
         )
@@ -382,8 +379,7 @@ class RunConfig(Config):
 
     def as_dict(self) -> JsonObject:
         """Return plain JSON values; reading them back gives the same configuration."""
-        plain: JsonObject = as_dict(self)
-        return plain
+        return as_dict(self)
 
 
 def _fill_in(model: JsonObject, values: Values, lock: Lock | None) -> None:

@@ -12,7 +12,6 @@ import json
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from olm_data.command import reported
 from olm_data.config.hints import Schema
@@ -49,8 +48,7 @@ def encoded() -> str:
 @cache
 def written() -> Schema:
     """Return the schema that is part of this package."""
-    known: dict[str, Any] = json.loads(PATH.read_bytes())
-    return known
+    return json.loads(PATH.read_bytes())
 
 
 def main(arguments: list[str]) -> None:

@@ -17,12 +17,7 @@ import numpy as np
 from olm_data.errors import OlmError
 from olm_data.extensions.importing.borders import HEAD, MAGIC, read_borders
 from olm_data.extensions.importing.token_files import TokenFile
-from olm_data.extensions.report.training import (
-    TrainedRun,
-    held_out_section,
-    runs_section,
-    speed_section,
-)
+from olm_data.extensions.report.run_view import RunView
 from olm_data.run_log.log import RunLog
 from olm_data.run_log.run_folder import Run
 from olm_data.runners.base import Count
@@ -89,9 +84,7 @@ def targets(folder: Path) -> dict[str, tuple[Callable[[bytes], None], list[bytes
             with suppress(OlmError):
                 Run.read(str(log)).skip()
             with suppress(OlmError):
-                read = TrainedRun.read(log)
-                for section in (runs_section, held_out_section, speed_section):
-                    section([read])
+                RunView(log, "run").update()
 
         return run
 

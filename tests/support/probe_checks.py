@@ -15,10 +15,14 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from olm_train.callbacks.base import Callback
 from olm_train.distributed.world import World
-from olm_train.extensions.monitors.gap_monitor import GAPMonitorCallback
+from olm_train.extensions.monitors.gap_monitor import (
+    GAPMonitorCallback,
+    finish,
+    measure,
+    underflows_of,
+)
 from olm_train.extensions.monitors.gradient_files import write_gradients
 from olm_train.extensions.monitors.gradient_noise_scale import GradientNoiseScaleCallback
-from olm_train.extensions.monitors.statistics import finish, measure, underflows_of
 from olm_train.train_module import TransformerTrainModule
 
 TARGETS: Any = ["params", "grads", "updates", "opt_state", "activations", "activation_grads"]

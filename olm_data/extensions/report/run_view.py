@@ -15,14 +15,16 @@ lock, rows passed, rows skipped -> Share of each source
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock as Mutex
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -40,7 +42,6 @@ from olm_data.extensions.report.evaluations import (
     harmless,
     point,
 )
-from olm_data.extensions.report.run_events import Event, Status, events, status
 from olm_data.extensions.report.step_documents import StepDocuments, step_documents
 from olm_data.extensions.watching.tail import LogTail
 from olm_data.extensions.watching.watched import WatchedTail
@@ -50,7 +51,8 @@ from olm_data.order.steps import Range, merge_ranges
 from olm_data.path_kinds import nearest
 from olm_data.regular_files import read_regular
 from olm_data.rows.views import LockRows
-from olm_data.run_log.log import METRICS, Evaluation, Start, read_ends, read_starts
+from olm_data.run_log.bad_steps import BadStep, bad_step_files
+from olm_data.run_log.log import METRICS, End, Evaluation, Start, read_ends, read_starts
 from olm_data.run_log.metric_names import (
     CE_LOSS,
     DATA_WAIT_SHARE,
@@ -61,6 +63,106 @@ from olm_data.run_log.metric_names import (
 )
 from olm_data.run_log.run_folder import CONFIG, Sample
 from olm_data.run_log.samples import StepSamples, picked, read_samples
+
+MOST_EVENTS = 400
+MOST_NAMED = 3
+"""Documents that a line names."""
+SILENT = 300.0
+"""Seconds without a line after which a run is called silent."""
+MOST_CHANGES = 3
+
+_CHECKPOINT = re.compile(r"step([0-9]{1,18})")
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened after a step; `time` is 0 where it is not known."""
+
+    kind: Literal["start", "end", "spike", "bad", "checkpoint"]
+    step: int
+    time: float
+    text: str
+
+
+class Status(msgspec.Struct, frozen=True):
+    """How a run is: a word, and more of it."""
+
+    word: Literal["running", "silent", "finished", "stopped", "cancelled", "failed"]
+    text: str
+
+
+def status(starts: Sequence[Start], ends: Sequence[End], last: float, now: float) -> Status:
+    """Return how a run is.
+
+    Args:
+        last: when its last line was written.
+        now: seconds since 1970.
+    """
+    started = starts[-1].time if starts else 0.0
+    if ends and ends[-1].time >= started:
+        return Status(ends[-1].reason, _ended(ends[-1]))
+    quiet = now - max(last, started)
+    if quiet > SILENT:
+        return Status("silent", f"no line for {duration(quiet)}, and no word of an end")
+    return Status("running", "")
+
+
+def events(
+    folder: Path, starts: Sequence[Start], ends: Sequence[End], notes: list[str]
+) -> tuple[list[Event], int]:
+    """Return the latest events of a run, by step, and how many earlier ones there are.
+
+    Args:
+        notes: takes a remark on each file that cannot be read.
+    """
+    found = [Event("start", start.step, start.time, _started(start)) for start in starts]
+    found += [Event("end", end.step, end.time, _ended(end)) for end in ends]
+    for path in folder.glob("step*"):
+        name = _CHECKPOINT.fullmatch(path.name)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # also: removed meanwhile
+            if name:
+                when = (path / "manifest.json").stat().st_mtime
+                found.append(Event("checkpoint", int(name[1]), round(when, 3), "checkpoint"))
+    files = bad_step_files(folder)
+    for step, kind, path in files[-MOST_EVENTS:]:
+        try:
+            text = _bad(path, path.stat().st_mtime_ns)
+        except (OlmError, OSError) as error:
+            notes.append(f"{path.name} cannot be read: {error}")
+            text = "its file cannot be read"
+        found.append(Event("bad" if kind == "bad" else "spike", step, 0.0, text))
+    found.sort(key=lambda event: (event.step, event.time))
+    earlier = max(0, len(files) - MOST_EVENTS) + max(0, len(found) - MOST_EVENTS)
+    return found[-MOST_EVENTS:], earlier
+
+
+def _started(start: Start) -> str:
+    parts = [f"start on {start.world_size:,} x {start.device or 'unknown device'}"]
+    if start.step:
+        parts.append(f"from step {start.step:,}")
+    if start.rewound:
+        parts.append(f"{start.rewound:,} steps lost")
+    if start.bad:
+        parts.append(f"leaving out {sum(b - a for a, b in start.bad):,} rows")
+    parts += start.changes[:MOST_CHANGES]
+    if len(start.changes) > MOST_CHANGES:
+        parts.append(f"{len(start.changes) - MOST_CHANGES:,} more changes")
+    return shown(", ".join(parts))
+
+
+def _ended(end: End) -> str:
+    by = f" by {end.by}" if end.by else ""
+    return shown(f"{end.reason}{by} at step {end.step:,}" + (f": {end.why}" if end.why else ""))
+
+
+@lru_cache(maxsize=2 * MOST_EVENTS)
+def _bad(path: Path, changed: int) -> str:
+    """Return a bad step in words. Args: changed: when its file was, so that a new one is read."""
+    bad = BadStep.read(path)
+    places = bad.places()
+    more = f" and {len(places) - MOST_NAMED:,} more" if len(places) > MOST_NAMED else ""
+    named = f"; {', '.join(places[:MOST_NAMED])}{more}" if places else ""
+    return shown(f"loss {bad.loss[:24]}, gradient norm {bad.grad_norm[:24]}{named}")
+
 
 MOST_SKIPPED = 1 << 20
 """Rows left out whose sources are looked up."""
@@ -142,6 +244,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
         sets, tasks: the latest evaluation of each held-out set and downstream task.
         samples: texts written after some steps, see `picked`.
         command: that prints the documents of step STEP.
+        started: the command of the last start.
         config: the options of the run by dotted name, each as JSON.
     """
 
@@ -158,6 +261,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[StepSamples]
     notes: list[str]
     command: str
+    started: str
     config: dict[str, str]
 
 
@@ -372,6 +476,7 @@ class RunView:
             samples=list(map(_harmless, picked(read_samples(self.folder, notes)))),
             notes=[shown(note) for note in notes],
             command=shown(command),
+            started=shown(starts[-1].command) if starts else "",
             config={shown(name): shown(value) for name, value in _options(self.folder)},
         )
 
@@ -404,7 +509,7 @@ class RunView:
         path = self._lock_path or lock_of_run(_config(self.folder), str(self.folder))
         lock = Lock.read(path)
         if wanted not in (None, lock.digest):
-            raise InputError(f"the run was started with another lock than {path}")
+            raise InputError(f"the run was started with another lock than {path}: {wanted[:12]}")
         self._rows, self._rows_of = LockRows(lock), path
         return self._rows
 

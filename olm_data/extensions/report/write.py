@@ -1,7 +1,7 @@
 """The verb behind `olm-data report`: one HTML page about what was asked, got, and trained.
 
     lock + datasets -> mixture.py, rows.py, lengths here --+--> sections -> one page
-    run folders     -> training.py, the ledger here -------+
+    run folders     -> what the ledger says, here ---------+
                     -> frozen: what `olm-train watch` shows, at one moment
 
 Reads JSON, arrays and the run's logs; never torch, never the network but for data that lies there.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,39 +29,17 @@ from olm_data.extensions.report.mixture import (
     stages_section,
     tree_section,
 )
-from olm_data.extensions.report.run_view import Update, encoded, open_views
+from olm_data.extensions.report.run_view import RunView, Update, encoded, open_views
 from olm_data.extensions.report.step_documents import StepDocuments
-from olm_data.extensions.report.training import (
-    TrainedRun,
-    headline,
-    held_out_section,
-    runs_section,
-    sample_section,
-    samples_section,
-    speed_section,
-    tasks_section,
-)
-from olm_data.extensions.show.ledger_summary import LEARNED, Curve, LedgerSummary, summarise
+from olm_data.extensions.show.ledger import LEARNED, summarise
 from olm_data.mixture.lock import Lock
-from olm_data.page import (
-    COLOURS,
-    fields,
-    joined,
-    note,
-    run_script,
-    section,
-    svg,
-    table,
-    whole_numbers,
-    write_page,
-)
+from olm_data.page import fields, joined, note, run_script, section, svg, table, write_page
 from olm_data.storage.output_paths import refuse_output
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-_STYLES = ("-", "--", ":", "-.")
 MOST_SHOWN = 10
 """Documents in a table."""
 
@@ -76,10 +53,7 @@ def ledger_section(name: str, folder: Path) -> str:
     if not ledger_files(folder):
         return ""
     view = summarise(folder, MOST_SHOWN)
-    parts = [
-        _curves("source", view, view.sources),
-        _curves("place in the document", view, view.positions),
-    ]
+    parts = []
     if view.missing:
         parts.append(note(f"{view.missing:,} steps are not in the ledger."))
     if view.repeated:
@@ -89,26 +63,7 @@ def ledger_section(name: str, folder: Path) -> str:
             note("Memorised at the second epoch:"),
             fields(view.memorised, *LEARNED),
         ]
-    return section(f"Loss by document of {name}", joined(parts))
-
-
-def _curves(what: str, view: LedgerSummary, curves: Sequence[Curve]) -> str:
-    def draw(axes: Axes) -> None:
-        for number, (curve, colour) in enumerate(zip(curves, cycle(COLOURS), strict=False)):
-            pairs = zip(view.until, curve.losses, strict=True)
-            known = [(step, loss) for step, loss in pairs if loss is not None]
-            steps, losses = [step for step, _ in known], [loss for _, loss in known]
-            style = _STYLES[number // len(COLOURS) % len(_STYLES)]
-            axes.plot(
-                steps, losses, style, color=colour, marker="o", markersize=3, label=curve.name
-            )
-        axes.set_xlabel("step")
-        axes.set_ylabel("nats a label")
-        whole_numbers(axes.xaxis)
-        axes.legend(frameon=False, fontsize=7)
-
-    ends = [f"{curve.name} ends at {curve.losses[-1]}" for curve in curves]
-    return svg(draw, f"Loss by {what} over the steps: {'; '.join(ends)}", height=2.4)
+    return section(f"Loss by document of {name}", joined(parts)) if parts else ""
 
 
 SAMPLE_SOURCES = 8  # each has a colour of its own
@@ -198,54 +153,22 @@ def write_report(
     refuse_output(output, "--output", "local file")
     lock = Lock.read(lock_path)
     datasets = lock.open_datasets()
-    runs = [TrainedRun.read(Path(folder)) for folder in folders]
-    _name_apart(runs, folders)
-    for remark in (remark for run in runs for remark in run.log.notes):
+    views = open_views([Path(folder) for folder in folders], lock_path)
+    page = frozen(views)
+    for remark in (text for run in page.runs if run.words for text in run.words.notes):
         say(remark)
-    sections = [tree_section(lock), stages_section(lock), epochs_section(lock)]
-    sections += [
+    sections = [  # what a reader of a run's report looks for first
+        *(ledger_section(view.name, view.folder) for view in views),
+        tree_section(lock),
+        stages_section(lock),
+        epochs_section(lock),
         length_section(lock, datasets),
         packing_section(lock),
         rows_section(lock),
     ]
-    # what a reader of a run's report looks for first
-    if runs:
-        trained = [runs_section(runs), held_out_section(runs)]
-        trained += [tasks_section(runs), speed_section(runs)]
-        pairs = zip(runs, folders, strict=True)
-        trained += [ledger_section(run.name, Path(folder)) for run, folder in pairs]
-        remarks = [_other_lock(lock, run) for run in runs]
-        remarks += [note(remark) for run in runs for remark in run.log.notes]
-        sections = [
-            *trained,
-            *map(samples_section, runs),
-            *map(sample_section, runs),
-            *remarks,
-            *sections,
-        ]
-    name = ", ".join(run.name for run in runs) or Path(lock_path).name
-    facts = headline(runs[0]) if len(runs) == 1 else []
-    data = frozen([Path(folder) for folder in folders], lock_path) if folders else ""
-    script = run_script(data=data) if data else None
-    title = f"olm report: {name}"
-    return write_page(output, title, [*facts, *_facts(lock)], sections, script=script)
-
-
-def _name_apart(runs: Sequence[TrainedRun], folders: Sequence[str]) -> None:
-    """Name runs by their paths where their folders have one name."""
-    names = [run.name for run in runs]
-    for run, folder in zip(runs, folders, strict=True):
-        if names.count(run.name) > 1:
-            run.name = folder
-
-
-def _other_lock(lock: Lock, run: TrainedRun) -> str:
-    """Return a remark where a run was not trained on this mixture, else nothing."""
-    digests = {start.lock for start in run.log.starts}
-    if not (unknown := digests - {*lock.digests(0)}):
-        return ""
-    others = ", ".join(sorted(digest[:12] for digest in unknown))
-    return note(f"{run.name} was also trained by another lock than this page's: {others}.")
+    title = f"olm report: {', '.join(view.name for view in views) or Path(lock_path).name}"
+    script = run_script(data=encoded(page)) if views else None
+    return write_page(output, title, _facts(lock), sections, script=script)
 
 
 def _facts(lock: Lock) -> list[tuple[str, str]]:
@@ -259,13 +182,12 @@ def _facts(lock: Lock) -> list[tuple[str, str]]:
     ]
 
 
-def frozen(folders: Sequence[Path], lock: str | None) -> str:
-    """Return the JSON of the page of some runs; no character of it begins a tag.
+def frozen(views: Sequence[RunView]) -> Frozen:
+    """Return what the page of some runs holds.
 
     Raises:
-        InputError, ValidationError: a folder is no run's, or its log is malformed.
+        ValidationError: a log is malformed.
     """
-    views = open_views(folders, lock)
     runs, documents = [], []
     for view in views:
         view.read_all()
@@ -275,4 +197,4 @@ def frozen(folders: Sequence[Path], lock: str | None) -> str:
                 found[step] = view.documents(step, most_rows=MOST_ROWS, most_text=MOST_TEXT)
         runs.append(view.update())
         documents.append(found)
-    return encoded(Frozen(runs=runs, documents=documents))
+    return Frozen(runs=runs, documents=documents)

@@ -248,8 +248,7 @@ def ledger(
     """
     from pathlib import Path
 
-    from olm_data.extensions.show.ledger import show_document_losses, show_step_losses
-    from olm_data.extensions.show.ledger_summary import summarise
+    from olm_data.extensions.show.ledger import show_document_losses, show_step_losses, summarise
 
     folder = Path(run)
     if address is not None:

@@ -53,7 +53,8 @@ def to_plain(value: Any) -> Any:
     """Return a value with its tensors, arrays and NumPy numbers spelt out."""
     if isinstance(value, Tensor):
         array = value.detach().cpu().contiguous()
-        return {TENSOR: [str(array.dtype)[6:], list(array.shape), _bytes(array)]}
+        data = array.reshape(-1).view(torch.uint8).numpy().tobytes() if array.numel() else b""
+        return {TENSOR: [str(array.dtype)[6:], list(array.shape), data]}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return {ARRAY: [value.dtype.str, list(value.shape), value.tobytes()]}
     if isinstance(value, np.generic):
@@ -83,10 +84,6 @@ def from_plain(value: Any) -> Any:
     if value.keys() == {KEYED}:
         return {from_plain(key): from_plain(item) for key, item in value[KEYED]}
     return {key: from_plain(item) for key, item in value.items()}
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
 log = logging.getLogger(__name__)
@@ -142,9 +139,9 @@ class TorchDataLoader(DataLoaderBase):
         self.global_batch_size = global_batch_size
         self._refuse_same_on_each_rank()
         self._parts = self._stateful_parts()
-        self.resumes_by_state = "loader" in self._parts or bool(
-            self._parts.keys() & {self._order_of(loader), "batch_sampler"}
-        )
+        iterable = isinstance(getattr(loader, "dataset", None), IterableDataset)
+        order = {"dataset" if iterable else "sampler", "batch_sampler"}
+        self.resumes_by_state = "loader" in self._parts or bool(self._parts.keys() & order)
         self._batches = 0  # of the epoch, handed out
         self._streams = _Streams(self._seed_of(1))
         self._begun: JsonObject | None = None  # state when the epoch began, to make it again
@@ -297,10 +294,9 @@ class TorchDataLoader(DataLoaderBase):
         """Return the state of the streams, of the generators and of what has a state."""
         parts = {name: part.state_dict() for name, part in stateful.items()}
         generators = [generator.get_state() for generator in self._generators()]
-        plain: JsonObject = to_plain(
+        return to_plain(
             {"streams": self._streams.state(), "generators": generators, "parts": parts}
         )
-        return plain
 
     def _put(self, state: JsonObject, *, streams: bool = True, parts: bool = True) -> None:
         state = from_plain(state)
@@ -325,15 +321,6 @@ class TorchDataLoader(DataLoaderBase):
         owners = (self.loader, getattr(self.loader, "sampler", None))
         found = [getattr(owner, "generator", None) for owner in owners]
         return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
-
-    @staticmethod
-    def _order_of(loader: Any) -> str:
-        """Return the part that the position in the data is the state of."""
-        return (
-            "dataset"
-            if isinstance(getattr(loader, "dataset", None), IterableDataset)
-            else "sampler"
-        )
 
     def _seed_of(self, epoch: int) -> int:
         words = np.random.SeedSequence((self.seed, self.world.reader, epoch)).generate_state(2)

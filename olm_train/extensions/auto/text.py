@@ -128,12 +128,11 @@ class TextDataset(IterableDataset[Batch]):
         elif self._windows is not None and (self._windows.state.epoch == self.epoch):
             state = self._windows.state
         slot = self._slot()
-        plain: JsonObject = {
+        return {
             "state": msgspec.to_builtins(state),
             "slot": list(slot),
             "data": self._digest,
         }
-        return plain
 
     def load_state_dict(self, state: JsonObject) -> None:
         """Let the next pass go on where `state` was taken.

@@ -30,8 +30,7 @@ def parse_weights(text: str) -> Weighting | Sequence[float]:
     """
     for name in get_args(Weighting):
         if text == name:
-            known: Weighting = name
-            return known
+            return name
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:

@@ -31,8 +31,11 @@ with needs("evaluating a model"):
     from olm_train.evaluation.held_out import lines_of_groups
     from olm_train.evaluation.scoring import line_of_task
     from olm_train.extensions.downstream.evaluation import Evaluation
-    from olm_train.extensions.downstream.stop import stopped_by_sigterm
-    from olm_train.extensions.downstream.watched_run import Watch, refuse_to_watch
+    from olm_train.extensions.downstream.watched_run import (
+        Watch,
+        refuse_to_watch,
+        stopped_by_sigterm,
+    )
 
 
 @click.command(cls=Command)

@@ -48,11 +48,10 @@ def losses_of(model: Decoder) -> Callable[[Batch], torch.Tensor]:
         if (most := int(batch.input_ids.max())) >= known:
             raise ValidationError(f"the data hold the id {most:,}, and the model knows {known:,}")
         batch = batch.to(device)
-        losses: torch.Tensor = batch.through(
+        return batch.through(
             model,
             partial(by_label_chunked, labels=batch.labels, chunk_size=CHUNK, fp32_logits=True),
         )
-        return losses
 
     return by_label
 
@@ -131,7 +130,9 @@ class Evaluation:
             name: Measured(digest=each.info.digest, sequence_length=self.length)
             if isinstance(each, EvalSet)
             else Measured(
-                digest=each.digest, sequence_length=self._length_of_row(each), by=self._by
+                digest=each.digest,
+                sequence_length=_rows_of(each.tokens, self.length)[0],
+                by=self._by,
             )
             for name, each in self._data.items()
         }
@@ -159,44 +160,31 @@ class Evaluation:
             names: of the data; None: all.
             against: others, which differences are to.
         """
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model = model.to(device)
-        other = None if against is None else against.to(device)
+        world = World(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        model = model.to(world.device)
+        other = None if against is None else against.to(world.device)
         results = dict[str, dict[str, float]]()
         for name in self._data if names is None else names:
             each = self._data[name]
             if isinstance(each, EvalSet):
-                found = self._on_task(each, model, other, device, stop)
+                found = self._on_task(each, model, other, world, stop)
             else:
-                found = self._on_dataset(each, model, device, stop)
+                size = _rows_of(each.tokens, self.length)
+                held_out = HeldOut(each, *size, by=self._by, world=world)
+                found = held_out.measure(losses_of(model), stop=stop)
             if found is None:
                 return None
             results[name] = found
         return results
-
-    def _length_of_row(self, dataset: Dataset) -> int:
-        return _rows_of(dataset.tokens, self.length)[0]
-
-    def _on_dataset(
-        self,
-        dataset: Dataset,
-        model: Decoder,
-        device: torch.device,
-        stop: Callable[[], bool] | None,
-    ) -> dict[str, float] | None:
-        size = _rows_of(dataset.tokens, self.length)
-        held_out = HeldOut(dataset, *size, by=self._by, world=World(device=device))
-        return held_out.measure(losses_of(model), stop=stop)
 
     def _on_task(
         self,
         eval_set: EvalSet,
         model: Decoder,
         other: Decoder | None,
-        device: torch.device,
+        world: World,
         stop: Callable[[], bool] | None,
     ) -> dict[str, float] | None:
-        world = World(device=device)
         size = _rows_of(len(eval_set.requests.tokens), self.length)
         task = TaskRequests(eval_set, *size, world=world)
         scores = task.measure(losses_of(model), stop=stop)

@@ -9,9 +9,12 @@ lease for each checkpoint keeps them apart.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import queue
+import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -33,9 +36,47 @@ from olm_train.checkpoint.manifest import MANIFEST, Manifest, complete_folders
 from olm_train.checkpoint.model_format import format_of
 from olm_train.checkpoint.portable import TrainedModel, open_portable
 from olm_train.extensions.downstream.evaluation import Evaluation
-from olm_train.extensions.downstream.stop import Stop
 from olm_train.model.decoder import Decoder
 from olm_train.model.weights_folder import is_exported
+
+
+class Stop:
+    """An event that a signal handler may set.
+
+    `threading.Event` has a lock, and a handler runs in the middle of whatever its thread does: in
+    that of a wait, it would wait for ever for the lock that its own thread holds.
+    """
+
+    def __init__(self) -> None:
+        self._set = False
+        self._told: queue.SimpleQueue[None] = queue.SimpleQueue()  # its `put` may interrupt `get`
+
+    def set(self) -> None:
+        """Wake who waits, and let nobody wait any more."""
+        self._set = True
+        self._told.put(None)
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return self._set
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it is set, or for so many seconds; in one thread."""
+        if not self._set:
+            with contextlib.suppress(queue.Empty):
+                self._told.get(timeout=seconds)
+
+
+@contextlib.contextmanager
+def stopped_by_sigterm() -> Iterator[Stop]:
+    """Give an event that SIGTERM sets, while the body runs; the main thread only."""
+    stop = Stop()
+    before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
 
 T = TypeVar("T")
 

@@ -21,7 +21,6 @@ from olm_data.errors import UsageError, shown
 from olm_data.extras import needs
 
 with needs("talking to a model"):
-    from olm_train.distributed.world import local_device
     from olm_train.extensions.generate.command import checked, sampling_of, sampling_options
     from olm_train.extensions.generate.engine import Request
     from olm_train.extensions.generate.loaded import LoadedModel
@@ -178,13 +177,7 @@ def main(
     """
     sampling = sampling_of(options)
 
-    loaded = LoadedModel.open(
-        model,
-        checkpoint,
-        lambda error: say(f"warning: {error}"),
-        device=local_device(),
-        trust=trust,
-    )
+    loaded = LoadedModel.open(model, checkpoint, trust=trust)
     chat = Chat(
         loaded,
         loaded.template(template),

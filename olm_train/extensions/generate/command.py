@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from olm_data.bounded_json import MalformedJson, decode
-from olm_data.command import Command, Count, say
+from olm_data.command import Command, Count
 from olm_data.counts import MAX_COUNT
 from olm_data.errors import InputError, UsageError, ValidationError, shown
 from olm_data.extras import needs
@@ -94,13 +94,7 @@ def generate(
     place = world.on_main(lambda: pinned(model))  # the same commit of the hub on every rank
 
     def write() -> list[Sample]:
-        loaded = LoadedModel.open(
-            place,
-            checkpoint,
-            lambda error: say(f"warning: {error}"),
-            device=world.device,
-            trust=trust,
-        )
+        loaded = LoadedModel.open(place, checkpoint, device=world.device, trust=trust)
         writings = loaded.engine(batch).run(
             Request(
                 prompt=loaded.ids_of(prompt),
@@ -141,18 +135,12 @@ def sample_of(prompt: str, writing: Generation, checkpoint: str) -> Sample:
         ValidationError: the model's logits were no numbers.
     """
     checked(writing)
-    wish = writing.request.sampling
     return Sample(
+        **asdict(writing.request.sampling),
         prompt=prompt,
         text=writing.text,
         ids=tuple(writing.ids),
         checkpoint=checkpoint,
-        temperature=wish.temperature,
-        top_k=wish.top_k,
-        seed=wish.seed,
-        top_p=wish.top_p,
-        min_p=wish.min_p,
-        repetition_penalty=wish.repetition_penalty,
         stop=writing.request.stop,
         finish="stop" if writing.finish == "stop" else "length",
     )

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from olm_data.command import say
 from olm_data.errors import OlmError, UsageError, ValidationError
 from olm_data.storage.names import is_unicode
 from olm_data.tokenizer.tokenizer import library_errors
 from olm_train.checkpoint.portable import TrainedModel, open_portable
 from olm_train.checkpoint.text_rules import CHAT_TEMPLATE, TextRules
+from olm_train.distributed.world import local_device
 from olm_train.extensions.generate.engine import MAX_ROWS, Engine
 from olm_train.extensions.generate.runner import runner_of
 from olm_train.extensions.generate.template import ChatTemplate
@@ -49,12 +51,12 @@ class LoadedModel:
         cls,
         place: str,
         checkpoint: str,
-        on_damage: Callable[[OlmError], None],
+        on_damage: Callable[[OlmError], None] = lambda error: say(f"warning: {error}"),
         *,
-        device: torch.device,
+        device: torch.device | None = None,
         trust: bool = False,
     ) -> LoadedModel:
-        """Open the model at a place, see `open_portable`.
+        """Open the model at a place, see `open_portable`; without a device on this machine's.
 
         Raises:
             InputError: there is none, or no tokenizer with it.
@@ -63,18 +65,9 @@ class LoadedModel:
         found = open_portable(place, checkpoint, on_damage, trust=trust)
         tokenizer = found.tokenizer()
         rules = found.rules(tokenizer)
+        device = device or local_device()
         model = found.model().to(device)
         return cls(found=found, model=model, device=device, tokenizer=tokenizer, rules=rules)
-
-    @property
-    def begins(self) -> int | None:
-        """Id to begin a prompt with; None: none."""
-        return self.rules.begins
-
-    @property
-    def eos(self) -> int | None:
-        """Id that ends a document; None: none does."""
-        return self.rules.eos
 
     @property
     def context(self) -> int | None:
@@ -85,7 +78,9 @@ class LoadedModel:
     def ids_of(self) -> PromptIds:
         """Makes ids of prompts."""
         size = self.model.config.vocab_size
-        return PromptIds(self.tokenizer, self.begins, self.rules.first, size, self.found.folder)
+        return PromptIds(
+            self.tokenizer, self.rules.begins, self.rules.first, size, self.found.folder
+        )
 
     def template(self, path: Path | None) -> ChatTemplate:
         """Return what makes prompts of conversations: a file, or its own template, or plain lines.

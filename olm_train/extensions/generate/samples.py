@@ -28,7 +28,7 @@ from olm_data.run_log.samples import (
     read_samples,
     write_samples,
 )
-from olm_train.callbacks.evaluation_steps import EvaluationSteps
+from olm_train.callbacks.evaluations import EvaluationSteps
 from olm_train.checkpoint.documents import open_tokenizer, tokenizer_of_data
 from olm_train.data.base import require_lock
 from olm_train.extensions.generate.engine import Engine, Request

@@ -106,8 +106,7 @@ def choose(
             [wishes[row] for row in drawn],
             [uniform(wishes[row].seed, numbers[row]) for row in drawn],
         )
-    tokens: list[int] = chosen.tolist()
-    return tokens
+    return chosen.tolist()
 
 
 def _draw(logits: Tensor, wishes: Sequence[Sampling], at: Sequence[float]) -> Tensor:

@@ -1,15 +1,16 @@
-"""The child of `template_process`: makes prompts of a chat template that a stranger wrote.
+"""The child of `template`: makes prompts of a chat template that a stranger wrote.
 
-    stdin: a line of JSON, {"template": ..., "values": {...} or null} -> stdout: KIND BYTES, text
+    stdin: a line of JSON, {"template": ..., "values": {...} or null} -> stdout: [KIND, text]
 
-Run by its path, isolated, with the folders of jinja2 and markupsafe, and seconds of processor time,
-bytes of address space and bytes of text for each line. KIND is `text`, `wrong` (no template at
-all), `refused` (the template does not take the conversation) or `failed`. Jinja's sandbox runs no
-code of the template; a limit ends the process. Never imported.
+Run by its path, isolated, with seconds of time and of processor time, bytes of address space and
+bytes of text for each line, and the folders of jinja2 and markupsafe. KIND is `text`, `wrong` (no
+template at all), `refused` (the template does not take the conversation) or `failed`. Jinja's
+sandbox runs no code of the template; a limit ends the process. Never imported.
 """
 
 import json
 import resource
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -19,20 +20,20 @@ from typing import Any, NoReturn
 
 def main() -> None:
     """Answer lines until there are no more; see above."""
-    seconds, memory, most = map(int, sys.argv[1:4])
-    sys.path += sys.argv[4:]
+    wall, seconds, memory, most = map(int, sys.argv[1:5])
+    sys.path += sys.argv[5:]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     known: dict[str, Any] = {}
     for line in sys.stdin.buffer:
-        used = int(time.process_time())
-        limit(resource.RLIMIT_CPU, used + seconds)
+        signal.alarm(wall)
+        limit(resource.RLIMIT_CPU, int(time.process_time()) + seconds)
         limit(resource.RLIMIT_AS, memory + 16 * len(line))
         kind, text = _answer(json.loads(line), known)
-        data = text.encode(errors="surrogatepass")
-        if len(data) > most + 8 * len(line):
-            kind, data = "failed", b"it writes %d bytes" % len(data)
-        sys.stdout.buffer.write(b"%s %d\n" % (kind.encode(), len(data)) + data)
-        sys.stdout.buffer.flush()
+        size = len(text.encode(errors="surrogatepass"))
+        if size > most + 8 * len(line):
+            kind, text = "failed", f"it writes {size} bytes"
+        print(json.dumps([kind, text]), flush=True)
+        signal.alarm(0)
 
 
 def limit(kind: int, soft: int) -> None:

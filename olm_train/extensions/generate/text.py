@@ -54,8 +54,7 @@ class TextStream:
         return new
 
     def _decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return text
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
 class Stops:

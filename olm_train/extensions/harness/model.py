@@ -35,7 +35,7 @@ from olm_data.errors import OlmError, UsageError, ValidationError, shown, sugges
 from olm_data.extras import needs
 from olm_train.data.batch import Batch
 from olm_train.distributed.world import World, local_device
-from olm_train.extensions.downstream.request_rows import RequestRows
+from olm_train.extensions.downstream.tasks import RequestRows
 from olm_train.extensions.generate.engine import MAX_ROWS, Engine, Request
 from olm_train.extensions.generate.loaded import LoadedModel
 from olm_train.extensions.generate.runner import runner_of
@@ -202,7 +202,7 @@ class OlmLM(TemplateLM):
         )
         self.max_length = self._length(max_length)
         self._template = self.loaded.template(None if template is None else Path(template))
-        begins = self.loaded.begins
+        begins = self.loaded.rules.begins
         self._bos = None if begins is None else self.loaded.text_of([begins])
 
     def get_model_info(self) -> dict[str, str | int | None]:
@@ -226,12 +226,12 @@ class OlmLM(TemplateLM):
         Raises:
             UsageError: there is neither.
         """
-        return self._either(self.loaded.eos, self.loaded.begins)
+        return self._either(self.loaded.rules.eos, self.loaded.rules.begins)
 
     @property
     def prefix_token_id(self) -> int:
         """Id that stands before a text without context: BOS, or else EOS."""
-        return self._either(self.loaded.begins, self.loaded.eos)
+        return self._either(self.loaded.rules.begins, self.loaded.rules.eos)
 
     def _either(self, first: int | None, second: int | None) -> int:
         found = second if first is None else first
@@ -257,8 +257,8 @@ class OlmLM(TemplateLM):
         wanted = add_special_tokens
         if wanted is None:
             wanted = self._bos is None or not string.startswith(self._bos)
-        if wanted and self.loaded.begins is not None:
-            return [self.loaded.begins, *ids]
+        if wanted and self.loaded.rules.begins is not None:
+            return [self.loaded.rules.begins, *ids]
         return ids
 
     # ---- scoring --------------------------------------------------------------------------------

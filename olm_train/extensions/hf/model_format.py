@@ -63,12 +63,7 @@ def from_transformers(
         ValidationError: shape or tokenizer are those of another model.
         StorageError: the hub or store cannot be reached.
     """
-    if policy.trainer_state or policy.optim_state:
-        raise UsageError(
-            "a model of transformers comes without the state of a trainer or an optimiser",
-            where="trainer.load_path",
-            fix="set trainer.load_trainer_state and trainer.load_optim_state to false",
-        )
+    policy.require_weights_alone("a model of transformers comes")
     world, given = module.world, policy.path or ""
     place = world.on_main(lambda: pinned(given))
     world.on_each(lambda: fetch(place))

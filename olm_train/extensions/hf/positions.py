@@ -292,8 +292,7 @@ def refuse_partial(given: ConfigReader) -> None:
 
 def old_context(given: ConfigReader, positions: int) -> int:
     """Return the old context of a scaling that does not name one."""
-    found: int = given.take("max_position_embeddings", int, positions, null=positions)
-    return found
+    return given.take("max_position_embeddings", int, positions, null=positions)
 
 
 def agreed(given: ConfigReader, field: str, thetas: list[float | None]) -> float | None:

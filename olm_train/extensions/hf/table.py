@@ -33,18 +33,20 @@ from olm_train.extensions.hf.attention import (
     Windows,
     one_full_in,
 )
-from olm_train.extensions.hf.experts import SOFTMAX_EXPERTS, Experts, SparseLayers
 from olm_train.extensions.hf.family import Family, Names, canonical
 from olm_train.extensions.hf.fields import (
     REQUIRED,
+    SOFTMAX_EXPERTS,
     Always,
     Constant,
     DivisibleWidth,
     EmbedScale,
     EqualHeads,
+    Experts,
     Json,
     Number,
     Row,
+    SparseLayers,
     WholeHeads,
     Written,
 )

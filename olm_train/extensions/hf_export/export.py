@@ -234,15 +234,7 @@ def _write(
         watch(done, total)
     index = index_of(job.shards, job.config.num_params)
     late = {INDEX: index} if index is not None else {}
-    documents[CARD] = model_card(
-        job.claim,
-        model_class=job.model_class,
-        parameters=job.config.num_params,
-        step=job.checkpoint.step,
-        lock=job.lock,
-        chat=job.template is not None,
-        has_tokenizer=tokenizer is not None,
-    )
+    documents[CARD] = model_card(job)
     for name, data in {**documents, **late, MODEL_CONFIG: model}.items():
         write_durable(draft.folder / name, data)
     verified = prove_folder(job, draft.folder, tokenizer, why_not)
@@ -253,7 +245,7 @@ def _write(
     lock = job.lock
     return Receipt(
         claim=job.claim,
-        model_class=job.model_class,
+        model_class=job.family.architecture,
         parameters=job.config.num_params,
         step=job.checkpoint.step,
         lock=job.checkpoint.manifest.lock_digest,
@@ -269,35 +261,17 @@ def _write(
 CARD = "README.md"
 
 
-def model_card(
-    claim: Claim,
-    *,
-    model_class: str,
-    parameters: int,
-    step: int,
-    lock: Lock | None,
-    chat: bool,
-    has_tokenizer: bool,
-) -> bytes:
-    """Return the bytes of the file.
-
-    Args:
-        claim: which export it is.
-        model_class: that readers make.
-        parameters: of the model.
-        step: of the checkpoint.
-        lock: mixture it was trained on; None: nobody recorded it.
-        chat: whether there is a chat template.
-        has_tokenizer: whether there is a tokenizer.
-    """
+def model_card(job: Job) -> bytes:
+    """Return the bytes of the file."""
+    lock, model_class, step = job.lock, job.family.architecture, job.checkpoint.step
     front = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
-    front += ["tags:", "- olm-data", *(["- conversational"] if chat else []), "---"]
+    front += ["tags:", "- olm-data", *(["- conversational"] if job.template else []), "---"]
     rows = [
         ("class", f"`{model_class}`"),
-        ("parameters", f"{parameters:,}"),
-        ("weights", claim.dtype),
+        ("parameters", f"{job.config.num_params:,}"),
+        ("weights", job.claim.dtype),
         ("optimiser steps", f"{step:,}"),
-        ("checkpoint", f"`{claim.checkpoint}`"),
+        ("checkpoint", f"`{job.claim.checkpoint}`"),
     ]
     lines = [*front, "", f"# {model_class}, step {step:,}", ""]
     lines += ["Exported by olm-data from a checkpoint whose every file was verified.", ""]
@@ -318,7 +292,7 @@ def model_card(
         ]
         lines.append("")
     lines += ["## Use", ""]
-    if has_tokenizer:
+    if job.tokenizer is not None:
         lines += [
             "```python",
             "from transformers import AutoModelForCausalLM, AutoTokenizer",

@@ -25,9 +25,8 @@ from olm_data.run_log.metric_names import HF_EXPORT_FAILURES
 from olm_data.storage.store import Store
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.manifest import MANIFEST, Kind, folder_name, step_of
-from olm_train.extensions.hf_export.beside import Beside, Order
-from olm_train.extensions.hf_export.family import family_of_run
-from olm_train.extensions.hf_export.job import Options, parse_size
+from olm_train.extensions.hf_export.beside import Beside
+from olm_train.extensions.hf_export.job import family_of_run, parse_size
 
 LOG = "hf-export.log"
 _LOOK_SECONDS = 0.2
@@ -63,7 +62,7 @@ class HFExporterCallback(Callback):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._bytes = parse_size(self.shard_size)
+        parse_size(self.shard_size)  # refused here, not by a child
         if self.export_interval is None and not self.export_on_finish:
             raise UsageError(
                 "exports nothing: neither at an interval nor at the end",
@@ -90,8 +89,7 @@ class HFExporterCallback(Callback):
 
     def post_attach(self) -> None:
         trainer = self.trainer
-        lock = getattr(trainer.data_loader, "lock", None)
-        family_of_run(trainer.train_module.model_config, lock)  # refused before the first step
+        self._class()  # refused before the first step
         if not trainer.checkpoints.config.enabled:
             raise UsageError(
                 "hf_exporter has no checkpoints to export",
@@ -127,7 +125,7 @@ class HFExporterCallback(Callback):
     def post_train(self) -> None:
         trainer, until = self.trainer, time.monotonic() + self.timeout
         with trainer.pause():
-            while trainer.world.any(self._at_work()):
+            while trainer.world.any(trainer.world.main and bool(self._child or self._queue)):
                 if trainer.ask_to_stop() or trainer.world.any(time.monotonic() > until):
                     return  # said by close
                 self._look()
@@ -155,13 +153,8 @@ class HFExporterCallback(Callback):
         """Return steps whose export was begun or due, and is not there; rank 0 asks."""
         step = self.trainer.step
         wanted = {*self._queue, *([step] if self._is_due(step) else [])} - self._done
-        return [each for each in sorted(wanted) if self._checkpoint_there(each)]
-
-    def _checkpoint_there(self, step: int) -> bool:
-        return Store(self.trainer.save_folder).child(folder_name(step)).exists(MANIFEST)
-
-    def _at_work(self) -> bool:
-        return self.trainer.world.main and (self._child is not None or bool(self._queue))
+        folder = Store(self.trainer.save_folder)
+        return [n for n in sorted(wanted) if folder.child(folder_name(n)).exists(MANIFEST)]
 
     def _look(self) -> None:
         """Take what a child has done, and begin the next one; rank 0 does it."""
@@ -171,31 +164,42 @@ class HFExporterCallback(Callback):
             return
         if self._child is not None:
             step, child = self._child
-            answer = child.answer()
-            if answer is None:
+            failed = child.failed()
+            if failed is None:
                 return
             self._child = None
-            if answer.failed:
-                self._fail(step, answer.failed)
+            if failed:
+                self._fail(step, failed)
             else:
                 self._done.add(step)
-                trainer.say(f"exported step {step:,} as {answer.says}: {child.order.output}")
+                trainer.say(f"exported step {step:,} as {self._class()}: {self._output(step)}")
         if self._queue:
             step = self._queue.pop(0)
             try:
-                self._child = step, Beside(self._order(step), trainer.work_dir / LOG)
+                self._child = step, Beside(self._arguments(step), trainer.work_dir / LOG)
             except OSError as error:
                 self._fail(step, str(error))
+
+    def _class(self) -> str:
+        run = self.trainer
+        lock = getattr(run.data_loader, "lock", None)
+        return family_of_run(run.train_module.model_config, lock).architecture
 
     def _fail(self, step: int, why: str) -> None:
         self._failures += 1
         self.trainer.say(f"warning: the export of step {step:,} failed: {why}")
         self.trainer.record_metric(HF_EXPORT_FAILURES, float(self._failures))
 
-    def _order(self, step: int) -> Order:
-        run = self.trainer.save_folder.rstrip("/")
-        return Order(
-            checkpoint=f"{run}/{folder_name(step)}",
-            output=f"{(self.output or f'{run}/hf').rstrip('/')}/{folder_name(step)}",
-            options=Options(dtype=self.dtype, shard_bytes=self._bytes, check=self.verify),
-        )
+    def _output(self, step: int) -> str:
+        folder = self.output or f"{self.trainer.save_folder.rstrip('/')}/hf"
+        return f"{folder.rstrip('/')}/{folder_name(step)}"
+
+    def _arguments(self, step: int) -> list[str]:
+        options = {
+            "output": self._output(step),
+            "dtype": self.dtype,
+            "shard-size": self.shard_size,
+            "verify": self.verify,
+        }
+        checkpoint = f"{self.trainer.save_folder.rstrip('/')}/{folder_name(step)}"
+        return [checkpoint, "--to=hf", *(f"--{name}={value}" for name, value in options.items())]

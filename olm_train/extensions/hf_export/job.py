@@ -16,20 +16,96 @@ import msgspec
 import torch
 from torch import Tensor
 
-from olm_data.bounded_json import JsonObject
-from olm_data.errors import UsageError, ValidationError
+from olm_data.bounded_json import JsonObject, decode_object
+from olm_data.errors import OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.model_receipt import Claim, Dtype, Verify
+from olm_train.checkpoint.documents import tokenizer_of_data
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import LOCK, TOKENIZER
 from olm_train.checkpoint.tensors import Box, read_rows
 from olm_train.checkpoint.text_rules import CHAT_TEMPLATE
+from olm_train.extensions.hf.table import Family, family_of_config
 from olm_train.extensions.hf.tensors import Part, TensorMap
-from olm_train.extensions.hf_export.family import family_to_export
 from olm_train.extensions.hf_export.shards import Shard, plan
 from olm_train.extensions.hf_export.tokenizer_files import TokenizerFiles, tokenizer_files
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
+
+_QWEN2_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def family_to_export(
+    config: DecoderConfig, tokenizer: bytes | None
+) -> tuple[Family, DecoderConfig]:
+    """Return the family that a model is written as, and the shape that is written: what its
+    parameters have beyond those of `config` is zeros.
+
+    Args:
+        config: of the model.
+        tokenizer: the `tokenizer.json` that lies beside it; None: there is none.
+
+    Raises:
+        UsageError: no family can express the model, or none with this tokenizer.
+    """
+    family = family_of_config(config)
+    if family.name != "qwen2" or tokenizer is None or _is_qwen2(decode_object(tokenizer)):
+        return family, config
+    written = config.changed(attention={"bias": "all"})
+    return family_of_config(written), written
+
+
+def family_of_run(config: DecoderConfig, lock: Lock | None) -> Family:
+    """Return the family that a run's model is written as; raises as `family_to_export` does."""
+    tokenizer = None
+    if lock is not None:
+        try:
+            tokenizer = tokenizer_of_data(lock)
+        except OlmError:
+            tokenizer = None  # then the exports hold none either
+    return family_to_export(config, tokenizer)[0]
+
+
+def exports_as(config: DecoderConfig, lock: Lock | None) -> str:
+    """Return what `olm-train export --to hf` makes of a model, or what prevents it."""
+    try:
+        return f"exports as: {family_of_run(config, lock).architecture}"
+    except UsageError as error:
+        return f"exports as nothing that transformers knows: {error.what}"
+
+
+def _is_qwen2(tokenizer: JsonObject) -> bool:
+    """Whether a tokenizer is one that Qwen2Tokenizer of transformers is the same as."""
+    before, after, model = map(_mapping, map(tokenizer.get, ("pre_tokenizer", "decoder", "model")))
+    parts = before.get("pretokenizers")
+    if not isinstance(parts, list) or len(parts) != 2:
+        return False
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": _QWEN2_PATTERN},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    level = {**_mapping(parts[1]), "trim_offsets": False}  # these change no id
+    plain = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    rules = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    return (
+        tokenizer.get("normalizer") == {"type": "NFC"}
+        and before.get("type") == "Sequence"
+        and parts[0] == split
+        and level == {**plain, "trim_offsets": False}
+        and after.get("type") == "ByteLevel"
+        and model.get("type", "BPE") == "BPE"
+        and not any(model.get(rule) for rule in (*rules, "byte_fallback", "ignore_merges"))
+    )
+
+
+def _mapping(value: object) -> JsonObject:
+    return value if isinstance(value, dict) else {}
+
 
 DTYPES: dict[Dtype, torch.dtype] = {
     "bfloat16": torch.bfloat16,
@@ -188,11 +264,6 @@ class Job:
                 eos_token_id=ends[0] if ends else None,
             )
         }
-
-    @property
-    def model_class(self) -> str:
-        """What readers make of the folder."""
-        return self.family.architecture
 
 
 def rounded(value: Tensor, planned: Box) -> Tensor:

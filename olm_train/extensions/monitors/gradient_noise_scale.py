@@ -82,8 +82,7 @@ class GradientNoiseScaleCallback(Callback):
         self._said = False
 
     def state_dict(self) -> JsonObject:
-        plain: JsonObject = msgspec.to_builtins(self._state)
-        return plain
+        return msgspec.to_builtins(self._state)
 
     def load_state_dict(self, state: JsonObject) -> None:
         self._state = convert(state, Smoothed)

@@ -78,8 +78,7 @@ class StabilityMonitorCallback(Callback):
 
     def state_dict(self) -> JsonObject:
         self._state.calm = {name: list(values) for name, values in self._calm.items()}
-        plain: JsonObject = msgspec.to_builtins(self._state)
-        return plain
+        return msgspec.to_builtins(self._state)
 
     def load_state_dict(self, state: JsonObject) -> None:
         self._state = convert(state, SpikeState)

@@ -26,20 +26,20 @@ import click
 import msgspec
 
 from olm_data.bounded_json import JsonObject, MalformedJson, decode
-from olm_data.command import Command, Count, say
+from olm_data.command import Command, Count
 from olm_data.errors import OlmError, ResourceError, UsageError, ValidationError, shown
 from olm_data.extras import needs
 from olm_data.loopback import MISDIRECTED, LoopbackHandler, LoopbackServer
 
 with needs("serving a model"):
-    from olm_train.distributed.world import local_device
     from olm_train.extensions.generate.engine import MAX_ROWS
     from olm_train.extensions.generate.loaded import LoadedModel
     from olm_train.extensions.generate.template import ChatTemplate
-    from olm_train.extensions.serve.answers import ChatAnswer, CompletionAnswer
     from olm_train.extensions.serve.protocol import (
         Body,
+        ChatAnswer,
         ChatBody,
+        CompletionAnswer,
         CompletionBody,
         ParsedRequest,
         chat,
@@ -288,13 +288,7 @@ def main(
     server made for that, such as vLLM. Ctrl-C or SIGTERM ends it. From another machine:
     ssh -L 8000:127.0.0.1:8000 HOST
     """
-    loaded = LoadedModel.open(
-        model,
-        checkpoint,
-        lambda error: say(f"warning: {error}"),
-        device=local_device(),
-        trust=trust,
-    )
+    loaded = LoadedModel.open(model, checkpoint, trust=trust)
     talk = loaded.template(template)
     worker = Worker(loaded.engine(batch))
     # The worker ends first: who waits for a text is told, and the server lets it be said.

@@ -20,6 +20,8 @@ ELSEWHERE = {
     "CheckpointerConfig.pre_train_checkpoint": "olm_train/checkpoint/test_manager.py",
     "CheckpointerConfig.save_async": "olm_train/checkpoint/test_manager.py",
     "CheckpointerConfig.save_timeout": "olm_train/checkpoint/test_manager.py",
+    "EMACallback": "olm_train/extensions/averaging/test_ema.py",
+    "ModelMergeCallback": "olm_train/extensions/averaging/test_model_merge.py",
     "ReplicaCheckerCallback.interval": "faults/test_59_other_replica.py",
     "ReplayCheckerCallback.steps": "faults/test_60_replay.py",
     "ReplayCheckerCallback.strict": "faults/test_60_replay.py",
@@ -62,7 +64,7 @@ def test_a_test_names_each_option(kind: Any, option: str) -> None:
     files = [TESTS.joinpath(*rooms, f"test_{module}.py")]
     *rooms, module = kind.__module__.split(".")
     files.append(TESTS.joinpath(*rooms, f"test_{module}.py"))
-    if other := ELSEWHERE.get(f"{owner.__name__}.{option}"):
+    if other := ELSEWHERE.get(f"{owner.__name__}.{option}", ELSEWHERE.get(kind.__name__)):
         files = [TESTS / other]
     if option == "enabled" and issubclass(kind, Callback):
         return  # below
@@ -71,7 +73,7 @@ def test_a_test_names_each_option(kind: Any, option: str) -> None:
 
 
 def test_what_is_tested_elsewhere_is_an_option_still() -> None:
-    known = {
+    known = {kind_of(name).__name__ for name in NAMES} | {
         f"{base.__name__}.{each.name}"
         for name in NAMES
         for base in kind_of(name).__mro__

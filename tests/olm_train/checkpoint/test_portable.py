@@ -47,7 +47,7 @@ def run(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_step_a_name_or_the_newest(run: Path, place: str, name: str, step: int) -> None:
     found = open_portable(run / place, name, quiet)
     assert (found.step, found.name) == (step, f"step{step:08d}")
-    assert found.model().config.vocab_size >= found.lock.tokenizer.vocab_size
+    assert found.model().config.vocab_size >= found.recorded_lock.tokenizer.vocab_size
 
 
 @pytest.mark.parametrize("name", ["7", "step00000007", "newest"])

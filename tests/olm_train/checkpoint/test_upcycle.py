@@ -134,7 +134,7 @@ def test_what_begins_otherwise_is_refused_by_name(
         ("checkpoint", "--model.feed_forward.hidden_size=48", "hidden_size is 48, not 40"),
         ("exported", "--model.n_layers=3", "n_layers is 3, not 2"),
         ("exported", "--model.feed_forward={name: swiglu}", "is no mixture of experts"),
-        ("checkpoint", "--trainer.load_optim_state=true", "takes its weights alone"),
+        ("checkpoint", "--trainer.load_optim_state=true", "without the state of a trainer"),
     ):
         with pytest.raises(UsageError, match=said):
             begun(tiny_mixture, tmp_path / "run", kind, dense[kind], change).fit()

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any, cast
 
-from olm_train.distributed.agreement import RankSettings, differences
+import pytest
+
+from olm_data.errors import ValidationError
+from olm_train.distributed.agreement import require_agreement
 from olm_train.distributed.world import World
 
 LOCK = "a" * 64
 
 
-def test_the_digest_covers_every_field_and_no_order_of_them() -> None:
-    world = World()
-    one = RankSettings.of(world, LOCK, {"a": {"b": 1.5}, "c": [1]})
-    assert RankSettings.of(world, LOCK, {"c": [1], "a": {"b": 1.5}}) == one
-    assert RankSettings.of(world, LOCK, {"a": {"b": 1.25}, "c": [1]}).config != one.config
-    assert RankSettings.of(world, LOCK, {"a.b": 1.5, "c": [1.0]}).config != one.config
+class Ranks:
+    """Ranks that say what each was told when the last one is asked."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def gather(self, mine: Any) -> list[Any]:
+        self.told.append(mine)
+        return self.told
 
 
-def test_each_thing_that_differs_is_one_line() -> None:
-    first = RankSettings(rank=0, world_size=2, lock=LOCK, config="c" * 64)
-    second = replace(first, rank=1)
-    assert differences([first, second]) == []
-    assert differences([first, replace(second, lock="b" * 64)]) == [
-        "mixture lock: rank 0: aaaaaaaaaaaa, rank 1: bbbbbbbbbbbb"
-    ]
-    assert differences([first, replace(second, rank=0)]) == [
-        "process 1 of 2 was told to be rank 0 of 2"
-    ]
+def agree(*configs: dict[str, Any]) -> None:
+    world = Ranks()
+    for config in configs:
+        require_agreement(cast("World", world), LOCK, config)
+
+
+def test_every_field_is_compared_and_no_order_of_them() -> None:
+    agree({"a": {"b": 1.5}, "c": [1]}, {"c": [1], "a": {"b": 1.5}})
+    for other in ({"a": {"b": 1.25}, "c": [1]}, {"a.b": 1.5, "c": [1.0]}):
+        with pytest.raises(ValidationError, match=r"configuration: rank 0: .*, rank 1: "):
+            agree({"a": {"b": 1.5}, "c": [1]}, other)

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from support.ports import free_port
 
 from olm_data.errors import ResourceError, UsageError
-from olm_train.distributed import check_in as module
-from olm_train.distributed.check_in import check_in, meets_on_loopback
+from olm_train.distributed import world as module
+from olm_train.distributed.world import check_in, meets_on_loopback
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from support.training import ROWS, STEPS, build, digest, full, micro_batches
 from olm_data.errors import UsageError
 from olm_train.optim.adamw import AdamWConfig, SkipStepAdamWConfig
 from olm_train.optim.lion import LionConfig, SkipStepLionConfig
-from olm_train.stability.spikes import SkipStepOptions, StepGuard
+from olm_train.stability.gate import SkipStepOptions, StepGuard
 
 CPU = torch.device("cpu")
 PAIRS = {

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from olm_data.extensions.report.evaluations import EvaluationTable, Score, plus_minus, point
 from olm_data.extensions.report.run_view import RunView
-from olm_data.extensions.report.training import TrainedRun, headline, tasks_section
 from olm_data.extensions.watching.watched import EVAL, Measured, WatchedEvaluation
 from olm_data.run_log.log import Evaluation
 from olm_data.storage.store import Store
@@ -59,17 +58,6 @@ def watched(run: Path, step: int, **results: dict[str, float | None]) -> None:
         results=logged.results,
     )
     found.write(Store(str(run)).child(EVAL))
-
-
-def test_a_report_has_tasks_with_errors_of_the_log_and_of_watchers(tmp_path: Path) -> None:
-    write(tmp_path, {"step": 5, "eval": {"web": SET, "downstream/arc": TASK}})
-    watched(tmp_path, 7, downstream_arc={**TASK, "len_norm": 0.75})
-    run = TrainedRun.read(tmp_path)
-    page = tasks_section([run])
-    assert "0.7500 ± 0.0625" in page
-    assert "+0.0312 ± 0.0156" in page
-    assert dict(headline(run))["downstream/arc: len_norm"] == "0.7500 ± 0.0625"
-    assert tasks_section([]) == ""
 
 
 def test_a_page_gets_what_watchers_found_at_its_step_once_the_log_is_there(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from olm_data.extensions.report.run_events import MOST_EVENTS, events, status
+from olm_data.extensions.report.run_view import MOST_EVENTS, events, status
 from olm_data.run_log.bad_steps import BadDocument, BadRow, BadStep
 from olm_data.run_log.log import End, Start
 

@@ -134,7 +134,7 @@ def test_runs_of_one_name_are_named_by_their_paths(run: Path, tmp_path: Path) ->
 
 def test_a_frozen_page_has_documents_of_a_bounded_number_of_steps(lock: Path, run: Path) -> None:
     add(run, *range(6, 100))
-    page = json.loads(frozen([run], str(lock)))
+    page = json.loads(encoded(frozen(open_views([run], str(lock)))))
     steps = [int(step) for step in page["documents"][0]]
     assert len(steps) <= MOST_STEPS
     assert {1, 5, 99} <= set(steps)  # the first, that of an evaluation, the last

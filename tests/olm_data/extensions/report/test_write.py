@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+from support.command import inside
 from support.html_page import HtmlPage
 
 from olm_data.errors import InputError
@@ -29,10 +32,34 @@ def test_report_fetches_nothing(lock: Path, run: Path, tmp_path: Path) -> None:
 def test_report_without_a_run_shows_the_mixture_alone(lock: Path, tmp_path: Path) -> None:
     text = write_report(str(lock), [], str(tmp_path / "r.html"), say=print).read_text()
     assert "Document lengths" in text
-    assert "Throughput" not in text
+    assert "olm-data" not in text
 
 
 def test_a_folder_that_is_no_run_is_refused(lock: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a run folder"):
         write_report(str(lock), [str(tmp_path)], str(tmp_path / "r.html"), say=print)
     assert not (tmp_path / "r.html").exists()
+
+
+def test_runs_are_in_it_as_a_page_that_watches_them_shows_them(
+    lock: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    start = {"step": 0, "rewound": 0, "lock": "f" * 64, "global_batch_size": 64, "world_size": 1}
+    start |= {"skip": [], "command": "torchrun a.yaml", "parameters": 1_600_000, "device": "cpu"}
+    (other / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    output = tmp_path / "r.html"
+    done = inside(capsys, "report", lock, "--run", run, "--run", other, "--output", output)
+    assert done.returncode == 0, done.stderr
+    assert "another lock" in done.stderr
+    (data,) = re.findall('id="olm-data">(.*?)</script>', output.read_text(), re.DOTALL)
+    one, two = json.loads(data)["runs"]
+    assert (one["name"], two["name"]) == ("run", "other")
+    assert one["words"]["sample"]["text"] == "(x): return x & 1"
+    assert ["loss on a", "5.250"] in one["words"]["facts"]
+    assert {"parameters": "1.6 M", "device": "1 x cpu"}.items() <= dict(
+        two["words"]["facts"]
+    ).items()
+    assert two["words"]["started"] == "torchrun a.yaml"
+    assert any("f" * 12 in note for note in two["words"]["notes"])

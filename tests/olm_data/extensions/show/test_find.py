@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.extensions.show import find as peek_find
-from olm_data.extensions.show.find import Hit, find_id, find_text
+from olm_data.extensions.show import documents as peek_find
+from olm_data.extensions.show.documents import Hit, find_id, find_text
 from olm_data.extensions.show.token_text import token_bytes, token_texts
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 

@@ -9,7 +9,7 @@ import pytest
 from support.ledgers import Piece, write_ledger
 
 from olm_data.errors import InputError, UsageError
-from olm_data.extensions.show.ledger_summary import summarise
+from olm_data.extensions.show.ledger import summarise
 
 
 @pytest.fixture

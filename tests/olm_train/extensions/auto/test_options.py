@@ -15,7 +15,7 @@ from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.early_stopping import EarlyStoppingCallback
 from olm_train.extensions.any_model.torch_loader import TorchDataLoader
-from olm_train.extensions.auto.options import (
+from olm_train.extensions.auto.trainer import (
     callbacks_by_name,
     device_of,
     optimizer_options,

@@ -14,9 +14,12 @@ from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.early_stopping import EarlyStoppingCallback
 from olm_train.distributed.preempt import Preempted
-from olm_train.extensions.averaging.averaged_weights import in_place_of_weights, weights_of
-from olm_train.extensions.averaging.ema import EMACallback
-from olm_train.extensions.averaging.model_merge import ModelMergeCallback
+from olm_train.extensions.averaging.callbacks import (
+    EMACallback,
+    ModelMergeCallback,
+    in_place_of_weights,
+    weights_of,
+)
 from olm_train.optim.averaging import RunningMean
 from olm_train.stability.report import NonFiniteError
 from olm_train.trainer import Trainer

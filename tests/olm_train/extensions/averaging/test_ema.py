@@ -14,7 +14,7 @@ from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.manager import CheckpointManager
 from olm_train.checkpoint.merged import merge_of
 from olm_train.distributed.world import World
-from olm_train.extensions.averaging.ema import EMACallback
+from olm_train.extensions.averaging.callbacks import EMACallback
 from olm_train.trainer import Trainer
 
 STOP = "--trainer.hard_stop={value: 12, unit: steps}"

@@ -16,7 +16,7 @@ from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.manager import CheckpointManager
 from olm_train.checkpoint.merged import merge_of
 from olm_train.distributed.world import World
-from olm_train.extensions.averaging.model_merge import ModelMergeCallback
+from olm_train.extensions.averaging.callbacks import ModelMergeCallback
 from olm_train.optim.averaging import Weighting, shares
 from olm_train.trainer import Trainer
 

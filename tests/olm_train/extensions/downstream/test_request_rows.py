@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olm_train.distributed.world import World
-from olm_train.extensions.downstream.request_rows import RequestRows
+from olm_train.extensions.downstream.tasks import RequestRows
 from olm_train.model.loss import IGNORE_INDEX
 
 SIZES = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=30)

@@ -8,7 +8,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from olm_train.extensions.downstream.stop import Stop, stopped_by_sigterm
+from olm_train.extensions.downstream.watched_run import Stop, stopped_by_sigterm
 
 
 def test_a_signal_sets_it_and_the_handler_before_comes_back() -> None:

@@ -27,8 +27,7 @@ from olm_train.checkpoint.portable import TrainedModel
 from olm_train.extensions.downstream import watched_run
 from olm_train.extensions.downstream.command import main
 from olm_train.extensions.downstream.evaluation import Evaluation
-from olm_train.extensions.downstream.stop import Stop
-from olm_train.extensions.downstream.watched_run import Watch, names_of
+from olm_train.extensions.downstream.watched_run import Stop, Watch, names_of
 
 pytestmark = pytest.mark.xdist_group("watched-run")  # its fixtures are made once
 EVERY = "eval_interval: 2"

@@ -8,13 +8,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import pytest
 from support.hf_exports import OLMO2, receipt_of, trained
 from support.polling import wait_until
 
-from olm_train.extensions.hf_export.beside import Answer, Beside, Order
-from olm_train.extensions.hf_export.job import Options
+from olm_train.extensions.hf_export.beside import Beside
 
 pytestmark = pytest.mark.slow  # processes that import torch
 
@@ -24,12 +22,9 @@ class Places:
     checkpoint: str
     folder: Path
 
-    def order(self, name: str, checkpoint: str | None = None) -> Order:
-        return Order(
-            checkpoint=checkpoint or self.checkpoint,
-            output=str(self.folder / name),
-            options=Options(dtype="float32", shard_bytes=30_000, check="files"),
-        )
+    def order(self, name: str, checkpoint: str | None = None) -> list[str]:
+        output = f"--output={self.folder / name}"
+        return [checkpoint or self.checkpoint, "--to=hf", output, "--verify=files"]
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +33,19 @@ def places(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Plac
     return Places(trained(tiny_mixture, folder / "run", OLMO2).folder, folder)
 
 
-def waited(child: Beside) -> Answer:
-    found = wait_until(child.answer, "an answer", seconds=600)
-    assert found is not None
-    return found
+def waited(child: Beside) -> str:
+    ended = wait_until(
+        lambda: [why] if (why := child.failed()) is not None else None, "an end", seconds=600
+    )
+    assert ended is not None
+    return ended[0]
 
 
 def test_a_child_exports_or_says_why_not(places: Places) -> None:
     log = places.folder / "log"
-    assert waited(Beside(places.order("good"), log)).says == "Olmo2ForCausalLM"
+    assert waited(Beside(places.order("good"), log)) == ""
     assert receipt_of(places.folder / "good").step == 2
-    nowhere = waited(Beside(places.order("bad", str(places.folder / "nowhere")), log))
-    assert "has no manifest" in nowhere.failed
+    assert "there is no such folder" in waited(Beside(places.order("bad", "/nowhere"), log))
     assert not (places.folder / "bad").exists()
 
 
@@ -63,17 +59,15 @@ def test_a_child_that_is_ended_leaves_no_folder(places: Places) -> None:
 
 def test_a_child_ends_with_its_parent(places: Places) -> None:
     script = (
-        "import os, sys, msgspec\n"
+        "import os, sys\n"
         "from pathlib import Path\n"
-        "from olm_train.extensions.hf_export.beside import Beside, Order\n"
-        "order = msgspec.json.decode(sys.argv[1].encode(), type=Order)\n"
-        "child = Beside(order, Path(sys.argv[2]))\n"
+        "from olm_train.extensions.hf_export.beside import Beside\n"
+        "child = Beside(sys.argv[2:], Path(sys.argv[1]))\n"
         "os.kill(child.process_id, 19)\n"  # it stands still, so that it cannot be done before
         "print(child.process_id, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    order = msgspec.json.encode(places.order("orphan")).decode()
-    arguments = [order, str(places.folder / "log")]
+    arguments = [str(places.folder / "log"), *places.order("orphan")]
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, timeout=300
     )

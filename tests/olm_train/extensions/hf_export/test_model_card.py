@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import yaml
 
@@ -16,15 +18,16 @@ CLAIM = Claim(
 
 
 def card(lock: Lock | None, *, chat: bool = False, has_tokenizer: bool = True) -> str:
-    return model_card(
-        CLAIM,
-        model_class="Olmo2ForCausalLM",
-        parameters=1234,
-        step=3,
+    job: Any = SimpleNamespace(
+        claim=CLAIM,
+        family=SimpleNamespace(architecture="Olmo2ForCausalLM"),
+        config=SimpleNamespace(num_params=1234),
+        checkpoint=SimpleNamespace(step=3),
         lock=lock,
-        chat=chat,
-        has_tokenizer=has_tokenizer,
-    ).decode()
+        template="{{ messages }}" if chat else None,
+        tokenizer=has_tokenizer or None,
+    )
+    return model_card(job).decode()
 
 
 def test_the_card_names_what_the_model_was_made_of(tiny_mixture: Path) -> None:

@@ -15,7 +15,7 @@ from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.errors import InputError, ValidationError
 from olm_data.tokenizer.tokenizer import spec_from_bytes
 from olm_train.extensions.hf.table import FAMILIES, Family, family_of_hf
-from olm_train.extensions.hf_export.family import family_to_export
+from olm_train.extensions.hf_export.job import family_to_export
 from olm_train.extensions.hf_export.tokenizer_files import TokenizerFiles, prove, tokenizer_files
 from olm_train.model.config import DecoderConfig
 

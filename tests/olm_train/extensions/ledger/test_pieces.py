@@ -11,7 +11,7 @@ from support.small_datasets import random_shards, write_mixture
 
 from olm_data.mixture.lock import Lock
 from olm_data.rows.reader import RowReader
-from olm_train.extensions.ledger.pieces import PieceAddresses
+from olm_train.extensions.ledger.loss_ledger import PieceAddresses
 
 LENGTH = 32
 

@@ -10,7 +10,7 @@ from support.distributed import run_ranks
 from support.probe_checks import sharded_statistics
 
 from olm_train.distributed.world import World
-from olm_train.extensions.monitors.statistics import (
+from olm_train.extensions.monitors.gap_monitor import (
     SMALL,
     finish,
     lost_updates,

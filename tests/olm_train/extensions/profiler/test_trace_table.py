@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from olm_train.callbacks.base import DATA_WAIT
-from olm_train.extensions.profiler.trace_table import Event, StepTimes, step_times, table, union
+from olm_train.extensions.profiler.profiler import Event, StepTimes, step_times, table, union
 
 GPU = [
     Event(name="gemm", kind="kernel", start=0, stop=40),

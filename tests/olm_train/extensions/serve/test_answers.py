@@ -12,8 +12,7 @@ from tokenizers import Tokenizer, decoders
 
 from olm_data.errors import ValidationError
 from olm_train.extensions.generate.engine import Request, Scored
-from olm_train.extensions.serve.answers import ChatAnswer, CompletionAnswer
-from olm_train.extensions.serve.protocol import ParsedRequest
+from olm_train.extensions.serve.protocol import ChatAnswer, CompletionAnswer, ParsedRequest
 from olm_train.extensions.serve.worker import Piece
 
 

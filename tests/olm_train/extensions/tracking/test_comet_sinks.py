@@ -17,8 +17,7 @@ from olm_data.errors import ValidationError
 from olm_data.extensions.watching.follow import StepReader
 from olm_data.run_log.log import keep_until
 from olm_train.extensions.tracking.base import Tracker
-from olm_train.extensions.tracking.comet import CometCallback
-from olm_train.extensions.tracking.comet_sinks import flat
+from olm_train.extensions.tracking.comet import CometCallback, flat
 
 
 @pytest.fixture(autouse=True)
