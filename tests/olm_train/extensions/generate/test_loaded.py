@@ -31,7 +31,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_saved_model_writes_up_to_its_positions(saved: Path) -> None:
     loaded = LoadedModel.open(str(saved), "latest", print, device=torch.device("cpu"))
-    assert (loaded.begins, loaded.eos, loaded.context) == (None, 0, 20)
+    assert (loaded.rules.begins, loaded.rules.eos, loaded.context) == (None, 0, 20)
     engine = loaded.engine(2)
     from olm_train.extensions.generate.engine import Request
 
