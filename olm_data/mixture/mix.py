@@ -294,6 +294,7 @@ class MixPlan:
             max_epochs=ratio(spec.max_epochs),
             plan=plan,
             view=view,
+            trained=dataset.manifest.trained,
         )
 
     def _order(self, sources: Sequence[LockSource]) -> Order:
