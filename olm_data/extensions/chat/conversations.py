@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from olm_data.bounded_json import JsonObject
+
 MESSAGES, SHARED = "messages", "conversations"
 FLAGS = ("trainable", "train", "loss", "loss_mask", "weight")
 """Names of the flag of a message that overrules `--train`; 0 or 1, or a truth value."""
@@ -48,9 +50,9 @@ class Conversation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         flags: one a message; None where it does not say. Empty: none does.
     """
 
-    messages: list[dict[str, Any]]
+    messages: list[JsonObject]
     tools: list[Any] = []
-    variables: dict[str, Any] = {}
+    variables: JsonObject = {}
     flags: list[bool | None] = []
 
     @property
@@ -70,7 +72,7 @@ def parse(text: str) -> Conversation:
     return msgspec.convert(json.loads(text), Conversation)
 
 
-def conversation(row: Mapping[str, Any], column: str) -> Conversation:
+def conversation(row: JsonObject, column: str) -> Conversation:
     """Return the conversation of a row.
 
     Args:
@@ -107,7 +109,7 @@ def conversation(row: Mapping[str, Any], column: str) -> Conversation:
     return whole
 
 
-def _turns(value: Any, role: str) -> list[dict[str, Any]]:
+def _turns(value: Any, role: str) -> list[JsonObject]:
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
@@ -115,7 +117,7 @@ def _turns(value: Any, role: str) -> list[dict[str, Any]]:
     raise Refused("bad_chat", "prompt and completion are neither texts nor lists of messages")
 
 
-def _message(given: Any, where: str) -> tuple[dict[str, Any], bool | None]:
+def _message(given: Any, where: str) -> tuple[JsonObject, bool | None]:
     """Return a message as templates know it, and its flag."""
     if not isinstance(given, Mapping):
         raise Refused("bad_chat", f"{where} is no object")
@@ -154,7 +156,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     return {**call, "function": function} if "function" in call else function
 
 
-def _flag(message: Mapping[str, Any], where: str = "a message") -> bool | None:
+def _flag(message: JsonObject, where: str = "a message") -> bool | None:
     """Return whether a message says that it is trained; None: it says nothing."""
     found = [message[name] for name in FLAGS if message.get(name) is not None]
     if any(value not in (0, 1) for value in found) or len({bool(value) for value in found}) > 1:
@@ -173,7 +175,7 @@ def _loaded(value: Any, kind: type) -> Any:
     return value
 
 
-def leaves(message: Mapping[str, Any]) -> list[str]:
+def leaves(message: JsonObject) -> list[str]:
     """Return the texts that are the content of a message, without the empty ones."""
     content = message["content"]
     texts = [content] if isinstance(content, str) else [part["text"] for part in content]

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from olm_data.dataset.inputs import ChatOptions, InputFile, KeepType, ReadOptions, Unit
 from olm_data.errors import InputError, UsageError, printable, said_by
@@ -30,6 +29,7 @@ from olm_data.sources.files import open_binary, reading
 from olm_data.sources.formats import codec_of, whole_file
 from olm_data.sources.json_records import FieldSeen
 from olm_data.sources.line_blocks import plain_blocks, stream_blocks
+from olm_data.sources.parquet import opened, rows_at_once
 from olm_data.sources.values import kept_columns, plain_values
 from olm_data.tokenization.recipe import Recipe
 from olm_data.tokenizer.tokenizer import TokenizerSpec
@@ -147,12 +147,16 @@ def _rows(scan: Scan) -> Iterator[Row]:
     elif input.format == "json":
         yield from enumerate(elements(input))
     elif input.format == "parquet":
+        row = 0
         with open_binary(input, ahead=False) as raw, reading(input, raw):
-            file, row = pq.ParquetFile(raw), 0
-            for batch in file.iter_batches(ROWS, use_threads=False):
-                for values in batch.to_pylist():
-                    yield row, _without_null(values)
-                    row += 1
+            file = opened(input, raw)
+            names = file.schema_arrow.names
+            for group in range(file.metadata.num_row_groups):
+                step = min(ROWS, rows_at_once(input, raw, file, group, names))
+                for batch in file.iter_batches(step, row_groups=[group], use_threads=False):
+                    for values in batch.to_pylist():
+                        yield row, _without_null(values)
+                        row += 1
     else:
         raise InputError(
             f"chats are not read from files of the format {input.format}",

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from olm_data.bounded_json import JsonObject
 from olm_data.extensions.chat.conversations import Conversation, Refused, leaves
 from olm_data.extensions.chat.template import BEGIN, END, Template
 
@@ -176,7 +177,7 @@ class Marker:
         self,
         given: Conversation,
         number: int,
-        message: Mapping[str, Any],
+        message: JsonObject,
         made: Render,
         starts: Sequence[list[int]],
         stops: Sequence[list[int]],
@@ -241,7 +242,7 @@ class Marker:
         return len(before)
 
     def _require_thoughts(
-        self, given: Conversation, number: int, message: Mapping[str, Any], said: str
+        self, given: Conversation, number: int, message: JsonObject, said: str
     ) -> None:
         """Refuse a last answer whose thoughts the template drops; of earlier ones many do."""
         if any(later["role"] == "assistant" for later in given.messages[number + 1 :]):
@@ -300,7 +301,9 @@ def _marked_text(text: str, number: int) -> str:
     return f"{before}{start}{core}{stop}{after}"
 
 
-def moved(text: str, special: Sequence[Span], names: Mapping[str, str]) -> tuple[str, Any]:
+def moved(
+    text: str, special: Sequence[Span], names: Mapping[str, str]
+) -> tuple[str, Callable[[int], int]]:
     """Return the text with other names for special tokens, and how to find a place of the old one.
 
     Args:

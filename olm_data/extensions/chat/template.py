@@ -51,7 +51,9 @@ def find_template(name: str, tokenizer: str) -> tuple[str, dict[str, str]]:
     try:
         config = decode_configuration(beside(CONFIG) or b"{}")
     except MalformedJson as error:
-        raise InputError(f"{CONFIG} is no JSON object", where=tokenizer, why=str(error)) from error
+        raise InputError(
+            f"{CONFIG} is not a JSON object", where=tokenizer, why=str(error)
+        ) from error
     special = {}
     for key, value in config.items():
         token = value.get("content") if isinstance(value, dict) else value
