@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.small_datasets import write_dataset
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import olm_data
@@ -26,6 +27,9 @@ from olm_data.extensions.chat.conversations import Refused, conversation
 from olm_data.extensions.chat.encoder import ChatEncoder, Made
 from olm_data.extensions.chat.spans import Marker
 from olm_data.extensions.chat.template import BUILT_IN, find_template
+from olm_data.extensions.exporting.export import export
+from olm_data.extensions.hub.datasets import dataset_parts
+from olm_data.storage.store import Store
 from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eot|>", "<|h|>", "<|/h|>"]
@@ -409,3 +413,62 @@ def test_a_batch_keeps_the_places_of_those_that_fail() -> None:
     assert len(found.trained) == len(found.ids) == found.offsets[-1]
     assert np.diff(found.offsets)[1] == 0
     assert msgspec.json.encode(found.failed[1])
+
+
+def test_an_answer_begins_where_the_header_of_a_prompt_and_the_render_part() -> None:
+    # the prompt goes on with <think>, which answers without thoughts do not have
+    opens = "{% for m in messages %}<|h|>{{ m.role }}<|/h|>\n{{ m.content }}<|eot|>{% endfor %}"
+    opens += "{% if add_generation_prompt %}<|h|>assistant<|/h|>\n<think>\n{% endif %}"
+    assert runs(made(said("q", "one"), opens)) == ["one<|eot|>"]
+    thought = "<think>\nhm\n</think>\n\none"
+    assert runs(made(said("q", thought), opens)) == [thought + "<|eot|>"]
+    assert runs(made(said("q", thought), opens, thinking="mask")) == ["one<|eot|>"]
+
+
+def test_a_template_that_sees_the_marks_drops_the_row() -> None:
+    counts = (
+        "{% for m in messages %}<|h|>{{ m.role }}<|/h|>{{ m.content }} {{ m.content | length }}"
+    )
+    counts += "<|eot|>{% endfor %}{% if add_generation_prompt %}<|h|>assistant<|/h|>{% endif %}"
+    with pytest.raises(Refused, match="changes its messages"):
+        made(said("q", "one"), counts)
+
+
+def test_flags_go_with_their_messages_when_turns_are_cut() -> None:
+    messages = said("a", "b", "c", "d", "e", "f")
+    messages[3]["train"] = False
+    whole = len(made(messages, "chatml").ids)
+    left = made(messages, "chatml", max_tokens=whole - 1, too_long="left")
+    assert runs(left) == ["f<|im_end|>"]
+
+
+def test_a_shard_whose_labels_were_lost_is_written_again(tmp_path: Path) -> None:
+    (tmp_path / "tok.json").write_bytes(JSON)
+    rows_of(tmp_path / "a.jsonl", [{"messages": said("a", "b")}])
+
+    def tokenize() -> None:
+        olm_data.tokenize(
+            str(tmp_path / "a.jsonl"),
+            format="chat",
+            chat_template="chatml",
+            tokenizer=str(tmp_path / "tok.json"),
+            eos="<|endoftext|>",
+            output=str(tmp_path / "out"),
+        )
+
+    tokenize()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("shard-*")}
+    (tmp_path / "out" / "shard-00000.labels.npy").unlink()
+    (tmp_path / "out" / "manifest.json").unlink()
+    tokenize()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("shard-*")} == before
+
+
+def test_what_is_pushed_names_the_labels_and_export_refuses_them(tmp_path: Path) -> None:
+    masks = [[[False, True, True]]]
+    write_dataset(tmp_path / "d", [[[1, 2, 3]]], trained=masks)
+    (tmp_path / "d" / "tokenizer.json").write_bytes(JSON)
+    store = Store(str(tmp_path / "d"))
+    assert "shard-00000.labels.npy" in dataset_parts(store, lambda name: False)
+    with pytest.raises(UsageError, match="which tokens are trained"):
+        export(str(tmp_path / "d"), "olmo-core", str(tmp_path / "out"))
