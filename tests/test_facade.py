@@ -31,7 +31,7 @@ FACADE = {
     "order": {"schedule", "steps"},
     "dataset": {"dataset", "eval_set", "shard", "tokenizer"},
     "mixture": {"lock", "shared"},
-    "rows": {"cache_plan", "label_groups", "reader", "views"},
+    "rows": {"cache_plan", "fields", "label_groups", "reader", "views"},
     "run_log": {
         "bad_steps", "log", "metric_names",
         "run_folder", "samples",

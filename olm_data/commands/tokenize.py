@@ -19,6 +19,7 @@ from olm_data.tokenization.recipe import FieldValue, read_recipe
     *("shuffle_documents", "separator", "delimiter"),
     *RUN,
     *("encoder", "holdout", "shard_tokens", "container", "special", "eos", "bos"),
+    *("chat_template", "train", "train_thinking", "train_ends", "max_tokens", "too_long"),
     *("on_invalid", "on_unknown", "max_bad", "single_writer", "dedup"),
     *("allow_duplicates", "strict_inputs"),
 )

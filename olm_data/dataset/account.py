@@ -28,6 +28,9 @@ DROP_REASONS: dict[str, str] = {
     "malformed": "the line is not a JSON object",
     "invalid_utf8": "the text is not valid UTF-8, or holds a lone surrogate",
     "unencodable": "the tokenizer has no ids for the text that may stand in a document",
+    "bad_chat": "the row is no conversation: its messages, a role or a flag",
+    "template": "the chat template refuses the conversation, or leaves out a part of it",
+    "span": "it cannot be proved that what is to be trained is just that",
 }
 
 SKIP_REASONS: dict[str, str] = {
@@ -35,6 +38,8 @@ SKIP_REASONS: dict[str, str] = {
     "excluded": "its id is in --exclude-ids",
     "unsampled": "it was not drawn by --sample",
     "duplicate": "the same text was read before (--dedup)",
+    "too_long": "the conversation has more tokens than --max-tokens",
+    "untrained": "no token of the conversation would be trained",
     "unknown": "the tokenizer does not know a character or word of the text (--on-unknown drop)",
 }
 
@@ -47,7 +52,9 @@ INVALID = "invalid_utf8"
 UNENCODABLE = "unencodable"
 """Drop reason of this stage: the tokenizer fails on the text, or makes a special token of it."""
 
-BAD_REASONS = frozenset({"malformed", INVALID, "no_text", UNENCODABLE})
+BAD_REASONS = frozenset(
+    {"malformed", INVALID, "no_text", UNENCODABLE, "bad_chat", "template", "span"}
+)
 """Drops that count against `--max-bad`; an empty document is no fault of the data."""
 
 BAD_LOCATIONS = 10
@@ -80,6 +87,7 @@ class InputAccount(
         replaced: records read (no drops) in whose text U+FFFD was put by `--on-invalid replace`.
         unknown_tokens: unknown tokens in the documents, held-out ones included.
         unknown_documents: documents, held-out ones included, with an unknown token.
+        cut: documents, held-out ones included, that were cut for their length.
     """
 
     input: Size
@@ -94,6 +102,7 @@ class InputAccount(
     replaced: Size = 0
     unknown_tokens: Size = 0
     unknown_documents: Size = 0
+    cut: Size = 0
 
     @property
     def documents_in(self) -> int:
@@ -125,6 +134,7 @@ def _total(accounts: Sequence[InputAccount]) -> InputAccount:
         replaced=sum(account.replaced for account in accounts),
         unknown_tokens=sum(account.unknown_tokens for account in accounts),
         unknown_documents=sum(account.unknown_documents for account in accounts),
+        cut=sum(account.cut for account in accounts),
     )
 
 

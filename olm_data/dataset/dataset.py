@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import overload
 
+import msgspec
 import numpy as np
 
 from olm_data.config.arguments import checked
 from olm_data.config.hints import PositiveInt
 from olm_data.dataset.docs import KeptValue
+from olm_data.dataset.labels import trained
 from olm_data.dataset.manifest import Manifest, read_manifest
 from olm_data.dataset.record import damaged, tokens_suffix
 from olm_data.dataset.shard import Shard, Verify
@@ -49,10 +51,12 @@ class Document(Origin):
 
     Attributes:
         tokens: 1-D array in the dataset's dtype.
+        trained: bool of the same length, whether a model is trained to give the token.
         dataset: what it is a document of.
     """
 
     tokens: np.ndarray
+    trained: np.ndarray
     dataset: Dataset
 
     @property
@@ -238,6 +242,7 @@ class Dataset(Sequence[Document]):
             verify=self.verify,
             container=self.manifest.container,
             file=info.file or None,
+            runs=None if info.runs is msgspec.UNSET else info.runs,
             mapped=copy is None,
         )
 
@@ -249,6 +254,16 @@ class Dataset(Sequence[Document]):
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.zeros(0, self.dtype)
+
+    def trained(self, start: int, stop: int) -> np.ndarray:
+        """Return bool [stop - start], which of the tokens [start, stop) are trained."""
+        mask = np.ones(stop - start, bool)
+        done = 0
+        for i, a, b in self._pieces(start, stop):
+            if (labels := self.shard(i).labels) is not None:
+                mask[done : done + b - a] = trained(labels, a, b)
+            done += b - a
+        return mask
 
     def ends_between(self, start: int, stop: int) -> np.ndarray:
         """Return the document ends e with start < e < stop, ascending, as int64 token positions."""
@@ -280,7 +295,10 @@ class Dataset(Sequence[Document]):
     def document(self, number: int) -> Document:
         """Return document `number` with its provenance."""
         origin = self.origin(number)
-        return Document(**vars(origin), tokens=self.read(*self.document_span(number)), dataset=self)
+        span = self.document_span(number)
+        return Document(
+            **vars(origin), tokens=self.read(*span), trained=self.trained(*span), dataset=self
+        )
 
     def origin(self, number: int) -> Origin:
         """Return where document `number` came from; reads none of its tokens."""

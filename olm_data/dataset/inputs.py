@@ -31,7 +31,7 @@ class SourceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         inputs: Files, folders, patterns or URLs; - is standard input.
-        format: Of standard input (-): jsonl, txt, ...  [default: jsonl]
+        format: Of standard input (-): jsonl, txt, ...; of any input: chat.  [default: jsonl]
         source: A named dataset, hf:ORG/NAME[:CONFIG], pylib, or module:Class.
         subset: Which part of a named dataset.
         root: A local mirror of a named dataset, with the same layout.
@@ -130,6 +130,29 @@ def written(default: T) -> T:
     return msgspec.field(default_factory=lambda: default)
 
 
+class ChatOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How conversations become tokens, and which of these are trained.
+
+    Attributes:
+        template: Jinja text of the chat template.
+        special: special tokens by the names that it knows: `eos_token`.
+        train: `assistant`, `last` (its last message), `all`, or roles with commas between.
+        thinking: whether thoughts in answers are trained, or masked.
+        ends: which tokens that end a turn are trained: of all turns, of those that are trained, of
+            the last of these, or none.
+        max_tokens: longer conversations are dropped or cut, see `too_long`; None: any are taken.
+        too_long: `drop`, or which end loses turns: `left` (behind the system message) or `right`.
+    """
+
+    template: str
+    special: dict[str, str]
+    train: str
+    thinking: Literal["keep", "mask"]
+    ends: Literal["all", "turn", "last", "none"]
+    max_tokens: Size | None
+    too_long: Literal["drop", "left", "right"]
+
+
 class RecordOptions(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -154,6 +177,7 @@ class RecordOptions(
             counts the drops makes an error of the first.
         on_unknown: what becomes of a document of which something is the unknown token: "keep" or
             "drop". Reading keeps it; whoever encodes drops it.
+        chat: how conversations are read and encoded; None: records are texts.
     """
 
     text_column: str = written("text")
@@ -167,6 +191,7 @@ class RecordOptions(
     seed: int | None = None
     on_invalid: OnInvalid = "skip"
     on_unknown: OnUnknown = "keep"
+    chat: ChatOptions | None = None
 
     words: ClassVar[tuple[str, ...]] = ("on_invalid", "on_unknown")
     uses_of_seed: ClassVar[tuple[str, ...]] = ("sample",)

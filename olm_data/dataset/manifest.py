@@ -48,6 +48,9 @@ VERSIONS = "manifests"
 """Sub-folder of the manifests that additions have replaced, each under its digest."""
 
 FORMAT, VERSION = "olm-dataset", 1
+WITH_LABELS = 2
+"""Version of a dataset that says which of its tokens are trained."""
+
 _SHARD_NAMES = re.compile(r"(?:shard-[0-9]{5,}\n)*")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -71,6 +74,7 @@ class ShardDigests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=F
     ends: Digest
     docs: Digest
     record: Digest
+    labels: Digest | msgspec.UnsetType = msgspec.UNSET
 
     def __getitem__(self, kind: str) -> str:
         return str(getattr(self, kind))
@@ -80,7 +84,7 @@ class ShardInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
     """One shard: counts, and the sha256 of its `tokens`, `ends`, `docs` and `record` files.
 
     `file` is the name of its token file, below the dataset's folder, where that is another's and
-    is used in place.
+    is used in place. `runs` and `trained` are as in `ShardRecord`; without them all is trained.
     """
 
     name: str
@@ -90,16 +94,22 @@ class ShardInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
     max_token_id: Size
     sha256: ShardDigests
     file: str | msgspec.UnsetType = msgspec.UNSET
+    runs: Size | msgspec.UnsetType = msgspec.UNSET
+    trained: Size | msgspec.UnsetType = msgspec.UNSET
 
 
 class Totals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sums over all shards; `documents_in` = documents + dropped + sent to another split."""
+    """Sums over all shards; `documents_in` = documents + dropped + sent to another split.
+
+    `trained` only where a shard has labels.
+    """
 
     tokens: Size
     documents: Size
     text_bytes: Size
     documents_in: Size
     other_split: int
+    trained: Size | msgspec.UnsetType = msgspec.UNSET
 
 
 class Addition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -183,6 +193,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return Tools.of(self.stored_tools or {})
 
     @property
+    def trained(self) -> int | None:
+        """How many tokens are trained where not all are meant to be; None: all are."""
+        return None if self.totals.trained is msgspec.UNSET else self.totals.trained
+
+    @property
     def additions(self) -> list[Addition]:
         """What was added to the dataset, in order; [] for a dataset made in one run."""
         return self.added or []
@@ -242,9 +257,10 @@ def build_manifest(
     """
     full = [(record, sha) for record, sha in records if record.tokens]
     documents = sum(record.documents for record, _ in full)
+    trained = _trained([(record.tokens, record.trained) for record, _ in full])
     manifest = Manifest(
         format=FORMAT,
-        version=VERSION,
+        version=VERSION if trained is msgspec.UNSET else WITH_LABELS,
         container=container,
         dtype=np.dtype(dtype).name,
         tokenizer=tokenizer,
@@ -262,6 +278,8 @@ def build_manifest(
                     **{kind: info.sha256 for kind, info in record.files.items()}, record=sha
                 ),
                 file=(files or {}).get(record.name, msgspec.UNSET),
+                runs=record.runs,
+                trained=record.trained,
             )
             for record, sha in full
         ],
@@ -271,6 +289,7 @@ def build_manifest(
             text_bytes=sum(record.text_bytes for record, _ in full),
             documents_in=documents_in,
             other_split=documents_in - documents - sum(dropped.values()),
+            trained=trained,
         ),
         dropped=dict(sorted(dropped.items())),
         max_documents_in=stream_windows(
@@ -280,6 +299,16 @@ def build_manifest(
         stored_tools=tools.stored(),
     )
     return msgspec.structs.replace(manifest, digest=manifest.compute_digest())
+
+
+def _trained(
+    shards: Iterable[tuple[int, int | msgspec.UnsetType]],
+) -> int | msgspec.UnsetType:
+    """Return the tokens trained of (tokens, trained) of shards; UNSET where none has labels."""
+    found = list(shards)
+    if all(trained is msgspec.UNSET for _, trained in found):
+        return msgspec.UNSET
+    return sum(tokens if trained is msgspec.UNSET else trained for tokens, trained in found)
 
 
 def read_manifest(store: Store, digest: str | None = None, *, or_newest: bool = False) -> Manifest:
@@ -391,10 +420,10 @@ def _check_manifest(manifest: Manifest, digest: str, url: str) -> None:
         raise ValidationError(what, where=url, fix=fix)
 
     restore = "restore the file from a copy, or tokenise the inputs again into a new output"
-    if manifest.format != FORMAT or manifest.version != VERSION:
+    if manifest.format != FORMAT or manifest.version not in (VERSION, WITH_LABELS):
         refuse(
             f"this is {manifest.format} version {manifest.version}; "
-            f"this release reads {FORMAT} version {VERSION}",
+            f"this release reads {FORMAT} versions {VERSION} and {WITH_LABELS}",
             "use the release that wrote it, or tokenise again",
         )
     if manifest.digest != digest:
@@ -425,3 +454,8 @@ def _check_manifest(manifest: Manifest, digest: str, url: str) -> None:
         sum([s.documents for s in manifest.shards]),
     ):
         refuse("the totals are not the sums over the shards", restore)
+    labels = [(s.sha256.labels, s.runs, s.trained) for s in manifest.shards]
+    if any(0 < each.count(msgspec.UNSET) < 3 for each in labels) or totals.trained != _trained(
+        [(s.tokens, s.trained) for s in manifest.shards]
+    ):
+        refuse("what it says of trained tokens does not go together", restore)

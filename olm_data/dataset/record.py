@@ -181,7 +181,11 @@ def encode_units(units: Sequence[InputAccount | ImportedFile]) -> msgspec.Raw:
 
 
 class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The commit record of a shard."""
+    """The commit record of a shard.
+
+    `runs` and `trained` only where the shard says which tokens are trained: entries of its labels
+    file, and how many tokens these are.
+    """
 
     version: int
     name: str
@@ -196,6 +200,8 @@ class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     units: msgspec.Raw
     dropped: dict[str, Size]
     windows: dict[str, Counts]
+    runs: Size | msgspec.UnsetType = msgspec.UNSET
+    trained: Size | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def accounts(self) -> list[InputAccount]:

@@ -1,11 +1,11 @@
 """One shard on disk: checked at open, read by memory map.
 
-    four files  ->  Shard: size, header, digest of ends at open; 64 KiB blocks of the tokens checked
-                    on first touch
+    its files  ->  Shard: size, header, digest of ends and labels at open; 64 KiB blocks of the
+                   tokens checked on first touch
 
-Tokens and ends are read here and written in shard_writer.py; document rows are in docs.py, the
-record in record.py. The format is specified in docs/reference/format.md. Never: scan for EOS ids,
-unpickle.
+Tokens, ends and labels are read here and written in shard_writer.py; document rows are in docs.py,
+the record in record.py. The format is specified in docs/reference/format.md. Never: scan for EOS
+ids, unpickle.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from olm_data.storage.store import Store
 
 Verify = Literal["off", "lazy", "full"]
 
-ENDS = ".ends.npy"
+ENDS, LABELS = ".ends.npy", ".labels.npy"
 
 
 class Shard:
@@ -50,11 +50,15 @@ class Shard:
         verify: `lazy` checks each 64 KiB block of tokens on first touch, `full` all of them now.
         container: whether the tokens have a NumPy header, from the manifest.
         file: name of the token file where it is not the shard's own, from the manifest.
+        runs: entries of its labels file, from the manifest; None where it has none.
         mapped: read local files through memory maps; else by calls, which survive that a file is
             cut short or removed.
 
     Attributes:
         docs: the rows of its documents.
+        ends: uint64 [documents], cumulative document ends in tokens.
+        labels: uint64 [runs], ends of alternating runs of tokens, the first of which is not
+            trained and may be empty; None: all are trained.
         mapped: whether memory maps are used; never of a remote store.
         tokens_name: name of the token file in the store.
 
@@ -74,6 +78,7 @@ class Shard:
         verify: Verify,
         container: Container = "npy",
         file: str | None = None,
+        runs: int | None = None,
         mapped: bool = True,
     ) -> None:
         self.mapped = mapped and not store.remote
@@ -86,7 +91,12 @@ class Shard:
         self._header = tokens_header(container)
         header = file_header(container, self.dtype, tokens)
         self._check_file(self.tokens_name, header, tokens, self.dtype.itemsize)
-        self.ends = self._read_ends()
+        self.ends = self._read_rising(ENDS, documents, sha256.ends, "document")
+        if len(self.ends) and self.ends[0] == 0:
+            raise damaged(store.url(name + ENDS), "the document ends do not rise")
+        self.labels: np.ndarray | None = None
+        if runs is not None:
+            self.labels = self._read_rising(LABELS, runs, str(sha256.labels), "run")
         self._bytes: np.ndarray | None = None
         if self.mapped:
             self._bytes = mapped_bytes(store, self.tokens_name)
@@ -183,23 +193,23 @@ class Shard:
         if header and self.store.read(name, 0, len(header)) != header:
             raise damaged(url, f"the NumPy header is not that of {count:,} values")
 
-    def _read_ends(self) -> np.ndarray:
-        header = npy_header(np.dtype(np.uint64), self._documents)
-        self._check_file(self.name + ENDS, header, self._documents, 8)
-        url = self.store.url(self.name + ENDS)
+    def _read_rising(self, kind: str, count: int, sha256: str, one: str) -> np.ndarray:
+        """Return uint64 [count] that rise to the token count, from a file that is as it was."""
+        header = npy_header(np.dtype(np.uint64), count)
+        self._check_file(self.name + kind, header, count, 8)
+        url = self.store.url(self.name + kind)
         if not self.mapped:
-            size = len(header) + 8 * self._documents
-            data = np.frombuffer(self._read_whole(ENDS, size), np.uint8)
-        else:  # mapped, so that thousands of open shards keep no ends in memory
-            data = mapped_bytes(self.store, self.name + ENDS)
-        if self.verify != "off" and _sha256(data.data) != self._sha256.ends:
-            raise damaged(url, "the document ends do not match their digest in the manifest")
-        ends = data[HEADER_BYTES:].view(np.uint64)
-        if len(ends) and (ends[0] == 0 or np.any(ends[1:] <= ends[:-1])):
-            raise damaged(url, "the document ends do not rise")
-        if (int(ends[-1]) if len(ends) else 0) != self._tokens:
-            raise damaged(url, f"the last document does not end at token {self._tokens:,}")
-        return ends
+            data = np.frombuffer(self._read_whole(kind, len(header) + 8 * count), np.uint8)
+        else:  # mapped, so that thousands of open shards keep none of it in memory
+            data = mapped_bytes(self.store, self.name + kind)
+        if self.verify != "off" and _sha256(data.data) != sha256:
+            raise damaged(url, f"the {one} ends do not match their digest in the manifest")
+        values = data[HEADER_BYTES:].view(np.uint64)
+        if np.any(values[1:] <= values[:-1]):
+            raise damaged(url, f"the {one} ends do not rise")
+        if (int(values[-1]) if len(values) else 0) != self._tokens:
+            raise damaged(url, f"the last {one} does not end at token {self._tokens:,}")
+        return values
 
     def _read_whole(self, kind: str, limit: int = MAX_DOCUMENT) -> bytes:
         try:

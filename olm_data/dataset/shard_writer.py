@@ -1,7 +1,7 @@
 """Writing one shard: staged, made durable, then seen as a whole.
 
     ids, offsets, document rows  ->  ShardWriter.append ... .commit  ->  publish_shard
-    staged files, ends           ->  publish_shard: four files, the record last
+    staged files, ends, labels   ->  publish_shard: its files, the record last
 
 A token file that is in its place already (`importing/`) needs `publish_shard` only. The format is
 specified in docs/reference/format.md.
@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from olm_data.bounded_json import sha256_file
 from olm_data.dataset.account import InputAccount
 from olm_data.dataset.docs import DOCS, ROW_GROUP, DocsWriter, docs_schema
 from olm_data.dataset.inputs import Container
+from olm_data.dataset.labels import changes, trained_at, trained_tokens
 from olm_data.dataset.record import (
     BLOCK_BYTES,
     RECORD,
@@ -37,7 +39,7 @@ from olm_data.dataset.record import (
     tokens_suffix,
     window_counts,
 )
-from olm_data.dataset.shard import ENDS
+from olm_data.dataset.shard import ENDS, LABELS
 from olm_data.errors import ConflictError, ValidationError
 from olm_data.order.prp import permute, round_keys
 from olm_data.storage.disk import io_errors
@@ -60,6 +62,7 @@ class ShardWriter:
         staging: local folder for unfinished files (see `Store.staging`).
         keep: Arrow schema of the kept columns, or None.
         shuffle: seed of the order of the documents, or None for the order of `append`.
+        labels: whether it is said of each token if it is trained.
         container: whether the tokens have a NumPy header.
     """
 
@@ -73,12 +76,15 @@ class ShardWriter:
         staging: Path,
         keep: pa.Schema | None = None,
         shuffle: int | None = None,
+        labels: bool = False,
         container: Container = "npy",
     ) -> None:
         self.store, self.name, self.vocab_size = store, name, vocab_size
         self.dtype = np.dtype(dtype)
         self._container, self._tokens_kind = container, tokens_suffix(container)
-        kinds = (self._tokens_kind, ENDS, DOCS)
+        kinds = (self._tokens_kind, ENDS, DOCS, *([LABELS] if labels else []))
+        self._changes: list[np.ndarray] | None = [] if labels else None
+        self._trained = False  # the last token so far
         self._paths = {kind: staging / (name + kind) for kind in kinds}
         self._shuffle = shuffle
         self._ends: list[np.ndarray] = []
@@ -94,13 +100,20 @@ class ShardWriter:
         """Tokens appended so far."""
         return self._tokens
 
-    def append(self, ids: np.ndarray, offsets: np.ndarray, docs: pa.RecordBatch) -> None:
+    def append(
+        self,
+        ids: np.ndarray,
+        offsets: np.ndarray,
+        docs: pa.RecordBatch,
+        trained: np.ndarray | None = None,
+    ) -> None:
         """Append documents in order.
 
         Args:
             ids: uint32 [n], the documents' tokens end to end, BOS and EOS included.
             offsets: int64 [d + 1] into `ids`; every document has at least one token.
             docs: d rows with the columns of `docs_schema`.
+            trained: bool [n], where the shard has labels; else None.
 
         Raises:
             ValidationError: an id is outside the vocabulary or a document is empty.
@@ -127,6 +140,11 @@ class ShardWriter:
                 part = body[start : start + CAST_TOKENS].astype(self.dtype, copy=False)
                 _write_all(self._file, part.view(np.uint8).data)
             self._docs.append(docs)
+        assert (trained is None) == (self._changes is None)
+        if trained is not None and self._changes is not None:
+            part = trained[offsets[0] : offsets[-1]]
+            self._changes.append(changes(part, self._trained) + self._tokens)
+            self._trained = bool(part[-1])
         self._ends.append((offsets[1:] - offsets[0] + self._tokens).astype(np.uint64))
         self._tokens += len(body)
         self._documents += documents
@@ -146,7 +164,9 @@ class ShardWriter:
         """
         refuse_other_plan(self.store, self.name, plan)
         ends = np.concatenate(self._ends) if self._ends else np.zeros(0, np.uint64)
-        tokens = self._paths[self._tokens_kind]
+        tokens, labels = self._paths[self._tokens_kind], None
+        if self._changes is not None:
+            labels = np.concatenate([*self._changes, [self._tokens]]).astype(np.uint64)
         with io_errors(self.store.url(self.name)):
             self._docs.finish()
             self._file.seek(0)
@@ -155,6 +175,7 @@ class ShardWriter:
             self._file.close()
             if self._shuffle is not None and len(ends):
                 order = document_order(self._shuffle, self.name, len(ends))
+                labels = None if labels is None else shuffle_labels(labels, ends, order)
                 ends = shuffle_tokens(
                     tokens, tokens_header(self._container), self.dtype, ends, order
                 )
@@ -170,6 +191,7 @@ class ShardWriter:
             self._paths,
             ends,
             summary,
+            labels=labels,
             plan=plan,
             text_bytes=self._text_bytes,
             units=units,
@@ -204,6 +226,7 @@ def publish_shard(
     ends: np.ndarray,
     tokens: TokensSummary,
     *,
+    labels: np.ndarray | None = None,
     plan: str,
     text_bytes: int,
     units: Sequence[InputAccount | ImportedFile],
@@ -214,27 +237,34 @@ def publish_shard(
 
     Args:
         paths: suffix -> staged file, with those of `ENDS` (written here) and `DOCS`; the token file
-            too, unless it is in its place already.
+            too, unless it is in its place already; `LABELS` where there are labels.
         ends: uint64 [documents], where the documents end.
+        labels: uint64 [runs], see `labels.py`; None where all is trained.
 
     Raises:
         ConflictError: the folder holds this shard of another plan.
     """
     with io_errors(store.url(name)):
-        with open(paths[ENDS], "wb", buffering=0) as file:
-            _write_all(file, npy_header(np.dtype(np.uint64), len(ends)))
-            _write_all(file, ends.view(np.uint8).data)
-            os.fsync(file.fileno())
+        arrays = {ENDS: ends} if labels is None else {ENDS: ends, LABELS: labels}
+        for kind, array in arrays.items():
+            with open(paths[kind], "wb", buffering=0) as file:
+                _write_all(file, npy_header(np.dtype(np.uint64), len(array)))
+                _write_all(file, array.view(np.uint8).data)
+                os.fsync(file.fileno())
         with open(paths[DOCS], "rb") as file:
             os.fsync(file.fileno())
         files = {"tokens": tokens.file}
-        for kind in (ENDS, DOCS):
+        for kind in (*arrays, DOCS):
             files[kind.split(".")[1]] = FileInfo(
                 paths[kind].stat().st_size, sha256_file(paths[kind])
             )
     count = int(ends[-1]) if len(ends) else 0
+    runs: int | msgspec.UnsetType = msgspec.UNSET
+    trained: int | msgspec.UnsetType = msgspec.UNSET
+    if labels is not None and count:
+        runs, trained = len(labels), trained_tokens(labels)
     record = ShardRecord(
-        version=1,
+        version=1 if runs is msgspec.UNSET else 2,
         name=name,
         plan=plan,
         tokens=count,
@@ -246,6 +276,8 @@ def publish_shard(
         units=encode_units(units),
         dropped=dict(sorted(dropped.items())),
         windows=window_counts(ends),
+        runs=runs,
+        trained=trained,
     )
     if count:
         for kind, path in paths.items():
@@ -309,26 +341,46 @@ def shuffle_tokens(
     Returns:
         uint64 [documents], the new ends.
     """
-    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-    lengths = np.diff(ends.astype(np.int64), prepend=0)[order]
-    new_ends = np.cumsum(lengths)
-    moved = starts[order] - (new_ends - lengths)  # how far back each document's tokens come from
     tokens = np.memmap(path, dtype, "r", header)
     fresh = path.with_suffix(".shuffled")
     with open(path, "rb") as old, open(fresh, "wb") as file:
         file.write(old.read(header))
-        for low in range(0, len(tokens), PIECE):
-            high = min(low + PIECE, len(tokens))
-            first = int(np.searchsorted(new_ends, low, side="right"))
-            last = int(np.searchsorted(new_ends, high, side="left")) + 1
-            here = np.minimum(new_ends[first:last], high)
-            counts = np.diff(here, prepend=low)
-            source = np.repeat(moved[first:last], counts) + np.arange(low, high)
+        for source in _moved(ends, order):
             file.write(tokens[source].data)
         file.flush()
         os.fsync(file.fileno())
     os.replace(fresh, path)
-    return new_ends.astype(np.uint64)
+    return np.cumsum(np.diff(ends, prepend=np.uint64(0))[order], dtype=np.uint64)
+
+
+def shuffle_labels(labels: np.ndarray, ends: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Return the labels, uint64 [runs], of the tokens in a new order of documents.
+
+    Args:
+        ends: uint64 [documents], document ends in tokens before.
+        order: int64 [documents].
+    """
+    parts, done, before = [], 0, False
+    for source in _moved(ends, order):
+        mask = trained_at(labels, source)
+        parts.append(changes(mask, before) + done)
+        done, before = done + len(mask), bool(mask[-1])
+    return np.concatenate([*parts, [done]]).astype(np.uint64)
+
+
+def _moved(ends: np.ndarray, order: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield int64 [n], for `PIECE` tokens at a time of the new order, where they stood before."""
+    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+    lengths = np.diff(ends.astype(np.int64), prepend=0)[order]
+    new_ends = np.cumsum(lengths)
+    moved = starts[order] - (new_ends - lengths)  # how far back each document's tokens come from
+    for low in range(0, int(ends[-1]), PIECE):
+        high = min(low + PIECE, int(ends[-1]))
+        first = int(np.searchsorted(new_ends, low, side="right"))
+        last = int(np.searchsorted(new_ends, high, side="left")) + 1
+        here = np.minimum(new_ends[first:last], high)
+        counts = np.diff(here, prepend=low)
+        yield np.repeat(moved[first:last], counts) + np.arange(low, high)
 
 
 def shuffle_rows(path: Path, order: np.ndarray) -> None:

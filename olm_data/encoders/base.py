@@ -73,6 +73,9 @@ class Encoded(NamedTuple):
         unknown: int64[d], unknown tokens of each document.
         failed: document -> why it cannot be encoded; it has no ids.
         by_reference: documents that were given to the reference as nothing is proved of them.
+        trained: bool[t], which ids are trained; None: all are.
+        cut: int64[d], parts of each document left out for its length; None: nothing was.
+        reasons: document that failed -> why, as a key of `DROP_REASONS`; else `unencodable`.
     """
 
     ids: np.ndarray
@@ -81,6 +84,9 @@ class Encoded(NamedTuple):
     unknown: np.ndarray
     failed: Mapping[int, str]
     by_reference: int
+    trained: np.ndarray | None = None
+    cut: np.ndarray | None = None
+    reasons: Mapping[int, str] = {}
 
 
 def concatenate(texts: Iterable[bytes]) -> Texts:

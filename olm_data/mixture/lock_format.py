@@ -44,7 +44,8 @@ class LockSource(
     """One source; `dataset` is the dataset's digest, `max_epochs` an exact "n/d".
 
     `plan` is what the row plan must be where the packing or a view needs one, else None. `view` is
-    what is drawn on, None for all documents; `tokens` and `documents` are the whole dataset's.
+    what is drawn on, None for all documents; `tokens`, `documents` and `trained` are the whole
+    dataset's. `trained` counts the tokens that are trained; None: all are.
     """
 
     name: str
@@ -57,6 +58,7 @@ class LockSource(
     max_epochs: str
     plan: PlanInfo | None = None
     view: ViewInfo | None = None
+    trained: Size | None = None
 
     @property
     def tokens_kept(self) -> int:

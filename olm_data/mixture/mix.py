@@ -242,12 +242,19 @@ class MixPlan:
         )
 
     def _tokenizer(self) -> TokenizerInfo:
-        first, *others = (source.name for source in self.mixture.sources)
+        """Return the tokenizer of all sources; chats end as their template says, and not by it."""
         datasets = self.datasets
+        chats = {
+            name
+            for name, dataset in datasets.items()
+            if dataset.manifest.trained is not None and not dataset.manifest.tokenizer.delimiters
+        }
+        names = [source.name for source in self.mixture.sources]
+        first, *others = sorted(names, key=chats.__contains__)
         ours = datasets[first].manifest.tokenizer
         for name in others:
             theirs = datasets[name].manifest.tokenizer
-            if what := ours.difference(theirs, ends=True):
+            if what := ours.difference(theirs, ends=name not in chats):
                 raise ValidationError(
                     f"sources {first!r} and {name!r} were made by different tokenizers: {what} is "
                     f"{getattr(ours, what)} ({datasets[first].tokenizer_name}) and "
@@ -287,6 +294,7 @@ class MixPlan:
             max_epochs=ratio(spec.max_epochs),
             plan=plan,
             view=view,
+            trained=dataset.manifest.trained,
         )
 
     def _order(self, sources: Sequence[LockSource]) -> Order:

@@ -74,6 +74,7 @@ class SourceSummary(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         padding: share of the inputs of its rows that are padding.
         view: what its view keeps, None without a view.
+        trained: share of its dataset's tokens that is trained.
     """
 
     source: str
@@ -87,6 +88,7 @@ class SourceSummary(msgspec.Struct, frozen=True, kw_only=True):
     max_epochs: float
     share_got: Share
     view: ViewSummary | None
+    trained: Share = 1.0
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +116,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
                 f"source {source.source}: {_kept(source.view)}"
                 for source in self.sources
                 if source.view
+            ),
+            *(
+                f"source {source.source}: {source.trained:.1%} of its tokens are trained"
+                for source in self.sources
+                if source.trained < 1
             ),
         ]
 
@@ -195,6 +202,7 @@ def _source(lock: Lock, index: int, source: LockSource) -> SourceSummary:
         epochs=rows / source.rows,
         max_epochs=float(Fraction(source.max_epochs)),
         share_got=rows / lock.total_rows,
+        trained=1.0 if source.trained is None else source.trained / source.tokens,
         view=None
         if source.view is None
         else ViewSummary(

@@ -4,6 +4,7 @@ Pure: arrays in, arrays out, no files. A handful of NumPy calls for a whole micr
 token or per document in Python.
 
     tokens [b, S+1] ----------> input_ids [b, S], labels [b, S]
+    trained tokens -----------> labels -100
     cuts, ascending ----------> labels -100, cu_seqlens [n + 1] -----> doc_start, positions [b, S]
 
 A *cut* is a position p in the flattened micro-batch, 1 .. b * S, at which another document begins:
@@ -14,6 +15,7 @@ document within one row.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,11 @@ from numpy.typing import NDArray
 from olm_data.errors import ValidationError
 
 IGNORED_LABEL = -100
-"""Label of a position that has no next token in its own document (torch's `ignore_index`)."""
+"""Label of a position that has no next token in its own document, or one that is not trained
+(torch's `ignore_index`)."""
+
+PADDING_ROW = -1
+"""Row id of a row that holds padding only."""
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
@@ -39,6 +45,18 @@ def fill_labels(tokens: NDArray[Any], cuts: Int64, input_ids: Int64, labels: Int
     input_ids[...] = tokens[:, :-1]
     labels[...] = tokens[:, 1:]
     labels.reshape(-1)[cuts - 1] = IGNORED_LABEL
+
+
+def hide_untrained(trained: NDArray[np.bool_], labels: Int64) -> None:
+    """Keep the labels of a row that are tokens a model is trained to give, in place.
+
+    Position i trains token i + 1: it has a label if and only if token i + 1 is trained.
+
+    Args:
+        trained: bool [n], n <= S + 1, of the row's tokens; what is behind them is left alone.
+        labels: int64 [S].
+    """
+    labels[: max(0, len(trained) - 1)][~trained[1:]] = IGNORED_LABEL
 
 
 def piece_offsets(cuts: Int64, capacity: int, rows: int, length: int) -> Int32:
@@ -89,3 +107,43 @@ def most_pieces(max_documents_per_row: int, parts: int) -> int:
     Each of the parts - 1 cuts may go through a document and so add one piece.
     """
     return max_documents_per_row + parts - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowBatch:
+    """b rows of S tokens. The arrays share recycled memory: it is reused once none is referenced.
+
+    Attributes:
+        rows: int64 [b], global row ids (`PADDING_ROW` for a row of padding); rows that are parts of
+            the same row of the schedule have its id.
+        input_ids: int64 [b, S].
+        labels: int64 [b, S], -100 where the next token belongs to another document, is not trained
+            or is padding.
+        cu_seqlens: int32 [b / parts * most_pieces(max_documents_per_row, parts) + 1], see
+            `piece_offsets`.
+        max_seqlen: S.
+        following: uint16 | uint32 [b / parts], the token that follows each row of the schedule.
+    """
+
+    rows: Int64
+    input_ids: Int64
+    labels: Int64
+    cu_seqlens: Int32
+    max_seqlen: int
+    following: NDArray[Any]
+
+    @property
+    def doc_start(self) -> Int32:
+        """int32 [b, S], place within the row of the first token of the token's piece; made anew."""
+        return piece_starts(self.cu_seqlens, self.max_seqlen)
+
+    @property
+    def positions(self) -> Int32:
+        """int32 [b, S], place within the piece: restarts at 0 at each document; made anew."""
+        return np.arange(self.max_seqlen, dtype=np.int32) - self.doc_start
+
+    @property
+    def tokens(self) -> NDArray[Any]:
+        """uint16 | uint32 [b / parts, S * parts + 1], each row of the schedule and what follows."""
+        ids = self.input_ids.reshape(len(self.following), -1)
+        return np.column_stack((ids.astype(self.following.dtype), self.following))

@@ -24,8 +24,7 @@ import mmap
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,6 +33,7 @@ from numpy.typing import NDArray
 
 from olm_data.config.arguments import checked
 from olm_data.dataset.dataset import Dataset, open_shards_budget
+from olm_data.dataset.labels import trained
 from olm_data.dataset.shard import Shard, Verify
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
@@ -42,12 +42,13 @@ from olm_data.packing.row_plan import RowPlan
 from olm_data.rows.cache_plan import CacheOptions, open_cache
 from olm_data.rows.fields import (
     IGNORED_LABEL,
-    Int32,
+    PADDING_ROW,
     Int64,
+    RowBatch,
     fill_labels,
+    hide_untrained,
     most_pieces,
     piece_offsets,
-    piece_starts,
 )
 from olm_data.rows.remote_shards import CachedShard, RemoteShards
 from olm_data.rows.shard_cache import ShardCache
@@ -64,6 +65,7 @@ class Shards:
     Attributes:
         datasets, plans: as given.
         planned: bool [datasets], whether there is a plan.
+        labelled: for each dataset, whether some of its tokens are not trained.
         first_token: int64 [datasets], tokens of the datasets before.
         ends: int64 [shards of all datasets], cumulative tokens.
         dtype: the widest of the datasets' dtypes.
@@ -79,6 +81,7 @@ class Shards:
     ) -> None:
         self.datasets, self.plans = datasets, plans
         self.planned = np.array([plan is not None for plan in plans])
+        self.labelled = [dataset.manifest.trained is not None for dataset in datasets]
         self.first_token = _before([dataset.tokens for dataset in datasets])
         self._first_shard = _before([len(dataset.token_ends) for dataset in datasets])
         parts = [
@@ -140,6 +143,29 @@ class Shards:
             self._kept.popitem(last=False)
         return shard
 
+    def trained(self, source: int, start: int, size: int) -> NDArray[np.bool_]:
+        """Return bool [size], which tokens of a dataset from `start` on are trained."""
+        mask, done = np.ones(size, bool), 0
+        for shard, first, last in self.parts(source, start, size):
+            if shard.labels is not None:
+                mask[done : done + last - first] = trained(shard.labels, first, last)
+            done += last - first
+        return mask
+
+    def parts(
+        self, source: int, start: int, size: int
+    ) -> Iterator[tuple[Shard | CachedShard, int, int]]:
+        """Yield the shards with some tokens of a dataset, and which of theirs: [first, last)."""
+        position = int(self.first_token[source]) + start
+        number = int(np.searchsorted(self.ends, position, side="right"))
+        while size:
+            shard, end = self.open(number), int(self.ends[number])
+            tokens = int(shard.ends[-1])
+            first = position - (end - tokens)
+            last = min(tokens, first + size)
+            yield shard, first, last
+            position, size, number = position + last - first, size - (last - first), number + 1
+
 
 def _before(counts: Sequence[int]) -> Int64:
     """Return the exclusive running sums of `counts`."""
@@ -198,50 +224,8 @@ class BatchMemory:
         self.input_ids, self.labels = block.view(np.int64).reshape(2, rows, length)
 
 
-PADDING_ROW = -1
-"""Row id of a row that holds padding only."""
-
 _ACROSS = -1
 """Shard of a row that does not lie inside one shard."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowBatch:
-    """b rows of S tokens. The arrays share recycled memory: it is reused once none is referenced.
-
-    Attributes:
-        rows: int64 [b], global row ids (`PADDING_ROW` for a row of padding); rows that are parts of
-            the same row of the schedule have its id.
-        input_ids: int64 [b, S].
-        labels: int64 [b, S], -100 where the next token belongs to another document or is padding.
-        cu_seqlens: int32 [b / parts * most_pieces(max_documents_per_row, parts) + 1], see
-            `fields.piece_offsets`.
-        max_seqlen: S.
-        following: uint16 | uint32 [b / parts], the token that follows each row of the schedule.
-    """
-
-    rows: Int64
-    input_ids: Int64
-    labels: Int64
-    cu_seqlens: Int32
-    max_seqlen: int
-    following: NDArray[Any]
-
-    @property
-    def doc_start(self) -> Int32:
-        """int32 [b, S], place within the row of the first token of the token's piece; made anew."""
-        return piece_starts(self.cu_seqlens, self.max_seqlen)
-
-    @property
-    def positions(self) -> Int32:
-        """int32 [b, S], place within the piece: restarts at 0 at each document; made anew."""
-        return np.arange(self.max_seqlen, dtype=np.int32) - self.doc_start
-
-    @property
-    def tokens(self) -> NDArray[Any]:
-        """uint16 | uint32 [b / parts, S * parts + 1], each row of the schedule and what follows."""
-        ids = self.input_ids.reshape(len(self.following), -1)
-        return np.column_stack((ids.astype(self.following.dtype), self.following))
 
 
 class RowReader:
@@ -379,6 +363,10 @@ class DatasetRows:
         known = places < self.dataset.tokens
         batch.labels[...] = tokens[:, :-1]
         batch.labels[~known] = IGNORED_LABEL
+        if self._shards.labelled[0]:
+            for k, (row, size) in enumerate(zip(rows.tolist(), known.sum(axis=1), strict=True)):
+                trained = self._shards.trained(0, row * length, int(size))
+                batch.labels[k, :size][~trained] = IGNORED_LABEL
         batch.input_ids[:, 1:], batch.following[...] = tokens[:, : length - 1], tokens[:, -2]
         for k, first in enumerate(places[:, 0].tolist()):
             if k and rows[k - 1] + 1 == rows[k]:
@@ -430,7 +418,7 @@ class Windows:
         self._by_shard = by_position[inside[by_position]]
         self._shard_column = shard[self._by_shard]
         self._local_column = local[self._by_shard]
-        self._source, self._shard, self._local = source, shard, local
+        self._source, self._start, self._shard, self._local = source, start, shard, local
         self._checked = np.zeros(len(rows), dtype=bool)
         self._near: dict[int, memoryview] = {}  # shard -> its tokens, where they need no widening
         self._looked_up: set[int] = set()
@@ -502,6 +490,10 @@ class Windows:
         fill_labels(gathered, cuts, lease.input_ids, lease.labels)
         for row, valid in padded:
             lease.labels[row, max(0, valid - 1) :] = IGNORED_LABEL
+        if any(self._shards.labelled):
+            for row, source in enumerate(self._source[i:j].tolist()):
+                if self._shards.labelled[source]:
+                    hide_untrained(self._trained(i + row), lease.labels[row])
         return cuts, gathered[:, -1].copy()
 
     def _open(self, number: int) -> Shard | CachedShard:
@@ -547,21 +539,22 @@ class Windows:
             self._looked_up_across.add(k)
         return done
 
+    def _trained(self, k: int) -> NDArray[np.bool_]:
+        """Return bool [n], which tokens of row k are trained; n is at most S + 1."""
+        source, start = int(self._source[k]), int(self._start[k])
+        plan, left = self._shards.plans[source], self._shards.datasets[source].tokens - start
+        pieces = [(start, min(self._length + 1, left))] if plan is None else plan.pieces(start)
+        return np.concatenate([self._shards.trained(source, *piece) for piece in pieces])
+
     def _copy(self, source: int, start: int, out: NDArray[Any]) -> Int64:
         """Copy tokens of a dataset from `start` on to `out`; return where in it documents end."""
-        shards, done, ends = self._shards, 0, []
-        position = int(shards.first_token[source]) + start
-        number = int(np.searchsorted(shards.ends, position, side="right"))
-        while done < len(out):
-            shard, end = shards.open(number), int(shards.ends[number])
-            size = int(shard.ends[-1])
-            first = position + done - (end - size)
-            last = min(size, first + len(out) - done)
+        done, ends = 0, []
+        for shard, first, last in self._shards.parts(source, start, len(out)):
             out[done : done + last - first] = shard.read(first, last)
             # ends e of this shard with first < e <= last
             low, high = np.searchsorted(shard.ends, np.array([first + 1, last + 1], np.uint64))
             ends.append(shard.ends[low:high].astype(np.int64) + (done - first))
-            done, number = done + last - first, number + 1
+            done += last - first
         return np.concatenate(ends) if ends else np.zeros(0, np.int64)
 
     def _cuts_of(self, i: int, j: int) -> Int64:

@@ -17,11 +17,12 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.record import HEADER_BYTES, RECORD, tokens_header
-from olm_data.dataset.shard import ENDS, Shard
+from olm_data.dataset.shard import ENDS, LABELS, Shard
 from olm_data.errors import OlmError
 from olm_data.rows.shard_cache import NextUses, RemoteShard, ShardCache, Stopped
 from olm_data.threads import end_of
@@ -53,7 +54,7 @@ class RemoteShards:
         self._threads: list[threading.Thread] = []
 
     def describe(self, number: int) -> RemoteShard:
-        """Return what has to be fetched for a shard: tokens, document ends, commit record."""
+        """Return what has to be fetched for a shard: tokens, ends, labels, commit record."""
         dataset, index = self._places[number]
         return remote_shard(dataset, index)
 
@@ -140,6 +141,11 @@ class CachedShard:
         """uint64 [documents], as of `Shard`; in memory."""
         return self._shard.ends
 
+    @property
+    def labels(self) -> np.ndarray | None:
+        """As of `Shard`; in memory."""
+        return self._shard.labels
+
     def is_checked(self, starts: np.ndarray, width: int) -> np.ndarray:
         """Return bool [m], all false: each read is checked."""
         return self._shard.is_checked(starts, width)
@@ -170,7 +176,12 @@ def remote_shard(dataset: Dataset, index: int) -> RemoteShard:
             name: (head + info.tokens * dataset.dtype.itemsize, info.sha256["tokens"]),
             info.name + ENDS: (HEADER_BYTES + 8 * info.documents, info.sha256["ends"]),
             info.name + RECORD: (None, info.sha256["record"]),
-        },
+        }
+        | (
+            {}
+            if info.runs is msgspec.UNSET
+            else {info.name + LABELS: (HEADER_BYTES + 8 * info.runs, info.sha256["labels"])}
+        ),
     )
 
 

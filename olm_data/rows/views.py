@@ -38,6 +38,7 @@ class DocumentView(msgspec.Struct, frozen=True, kw_only=True):
         text: their text; a character cut at a row's edge is U+FFFD.
         bos, eos: whether the piece begins with BOS / ends with EOS (not in `text`).
         columns: kept columns.
+        trained: [from, to) of `ids` that are trained, run by run; left out where all are.
     """
 
     document: int
@@ -55,6 +56,7 @@ class DocumentView(msgspec.Struct, frozen=True, kw_only=True):
     bos: bool
     eos: bool
     columns: JsonObject
+    trained: list[tuple[int, int]] | UnsetType = UNSET
 
 
 class RowView(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,6 +235,11 @@ def view_part(dataset: Dataset, number: int, start: int, stop: int) -> DocumentV
     ids = dataset.read(first + start, first + stop)
     bos = rules.bos is not None and start == 0
     eos = rules.eos is not None and first + stop == last
+    trained: list[tuple[int, int]] | UnsetType = UNSET
+    if dataset.manifest.trained is not None:
+        mask = dataset.trained(first + start, first + stop)
+        edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+        trained = list(zip(edges[::2], edges[1::2], strict=True))
     return DocumentView(
         document=number,
         shard=dataset.shard_of(number)[0],
@@ -249,4 +256,5 @@ def view_part(dataset: Dataset, number: int, start: int, stop: int) -> DocumentV
         bos=bos,
         eos=eos,
         columns=origin.columns,
+        trained=trained,
     )

@@ -66,7 +66,7 @@ def read(scan: Scan) -> Iterator[DocumentBatch]:
     input, unit, options = scan.input, scan.unit, scan.options
     expansion, stored = Expansion(input), 0
     with open_binary(input, ahead=False) as raw:
-        file = _parquet(input, raw)
+        file = opened(input, raw)
         found = table_schema(file.schema_arrow, input, options)
         kept = (name for name, _ in options.keep)
         wanted = dict.fromkeys([options.text_column, options.id_column, *kept])
@@ -95,7 +95,7 @@ def read(scan: Scan) -> Iterator[DocumentBatch]:
             start = row
             # Rows that make about a batch; unequal documents are cut to size afterwards.
             step = max(1, min(rows, rows * options.batch_bytes // max(sizes[group], 1)))
-            step = min(step, _rows_at_once(input, raw, file, group, names))
+            step = min(step, rows_at_once(input, raw, file, group, names))
             stored += _chunk(input, file, group, options.text_column).total_compressed_size
             batches = file.iter_batches(
                 batch_size=step, row_groups=[group], columns=names, use_threads=False
@@ -132,10 +132,11 @@ def columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
 @contextmanager
 def _open(input: InputFile) -> Iterator[pq.ParquetFile]:
     with open_binary(input, ahead=False) as raw:
-        yield _parquet(input, raw)
+        yield opened(input, raw)
 
 
-def _parquet(input: InputFile, raw: IO[bytes]) -> pq.ParquetFile:
+def opened(input: InputFile, raw: IO[bytes]) -> pq.ParquetFile:
+    """Return the parquet file in an open file, whose footer can be read."""
     with reading(input, raw):
         # A remote file is read in few large requests; a local one needs no look-ahead.
         file = pq.ParquetFile(raw, pre_buffer="://" in input.url)
@@ -143,7 +144,7 @@ def _parquet(input: InputFile, raw: IO[bytes]) -> pq.ParquetFile:
         return file
 
 
-def _rows_at_once(
+def rows_at_once(
     input: InputFile, raw: IO[bytes], file: pq.ParquetFile, group: int, names: list[str]
 ) -> int:
     """Return how many rows of some columns can be decoded at a time in bounded memory: at least 1.
@@ -189,7 +190,7 @@ def _chosen(
     """Return bool[rows]: which rows of a group meet the condition, from as little as tells it."""
     assert options.condition is not None
     wanted = [name for name in columns_of(options.condition) if name in found.names]
-    step = min(_rows_at_once(input, raw, file, group, wanted), _ROWS)
+    step = min(rows_at_once(input, raw, file, group, wanted), _ROWS)
     with reading(input):
         batches = file.iter_batches(step, row_groups=[group], columns=wanted, use_threads=False)
         masks = [chosen_rows(batch, options) for batch in batches]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Protocol
+from typing import Any, Protocol
 
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError, printable
@@ -41,20 +41,37 @@ class Reader(Protocol):
         ...
 
 
+CHAT = "chat"
+"""Format of rows of messages, in files of several formats."""
+
 _READERS: Mapping[str, Reader] = Registry(GROUP, "jsonl")
 
 
-def reader_of(input: InputFile) -> Reader:
+def reader_of(input: InputFile, options: ReadOptions) -> Reader:
     """Return what reads an input.
 
     Raises:
         InputError: no installed package does.
     """
-    reader = _READERS.get(input.format)
+    reader: Reader = _reader(input.format if options.chat is None else CHAT, input.path)
+    return reader
+
+
+def chat_reader() -> Any:
+    """Return what reads chats: a `Reader` that also has `options` and `encoder`.
+
+    Raises:
+        InputError: the extension is not installed.
+    """
+    return _reader(CHAT, "--format chat")
+
+
+def _reader(name: str, where: str) -> Any:
+    reader = _READERS.get(name)
     if reader is None:
         raise InputError(
-            f"no installed package reads the format {printable(input.format)[:40]}",
-            where=input.path,
+            f"no installed package reads the format {printable(name)[:40]}",
+            where=where,
             fix=f"install the one that brings it, by an entry point of {GROUP}; one of ours comes "
             f"with {DISTRIBUTION}: install that again",
         )
@@ -74,7 +91,7 @@ def plan_units(index: int, input: InputFile, options: ReadOptions, target_bytes:
         InputError: the file is damaged, or has no such text column (where the format can tell).
         StorageError: remote storage fails.
     """
-    return reader_of(input).units(index, input, options, target_bytes)
+    return reader_of(input, options).units(index, input, options, target_bytes)
 
 
 def read_units(
@@ -110,6 +127,6 @@ def read_units(
         for unit in units:
             input = inputs[unit.input]
             # map, as the variable of a loop would keep a batch while the consumer works on it
-            yield from map(select, reader_of(input).read(Scan(input, unit, options)))
+            yield from map(select, reader_of(input, options).read(Scan(input, unit, options)))
 
     return merge(each(), options.batch_bytes)

@@ -17,16 +17,34 @@ from typing import NamedTuple, cast
 import msgspec
 
 from olm_data.dataset.docs import docs_schema
-from olm_data.dataset.inputs import KEEP_TYPES, InputFile, KeepType, ReadOptions, SourceRequest
+from olm_data.dataset.inputs import (
+    KEEP_TYPES,
+    ChatOptions,
+    InputFile,
+    KeepType,
+    ReadOptions,
+    SourceRequest,
+)
 from olm_data.errors import InputError, StorageError, UsageError, printable, suggest
 from olm_data.select.where import columns
 from olm_data.sources import hub, named, own, pylib
 from olm_data.sources.base import ColumnKinds, SourcePlan
 from olm_data.sources.listing import Listing, list_files
-from olm_data.sources.readers import reader_of
+from olm_data.sources.readers import CHAT, reader_of
 from olm_data.sources.values import common_kind
 from olm_data.storage.names import is_column_name
 from olm_data.threads import in_order
+
+UNKNOWN_CHAT = ChatOptions(
+    template="",
+    special={},
+    train="",
+    thinking="keep",
+    ends="turn",
+    max_tokens=None,
+    too_long="drop",
+)
+"""Says that chats are read, before the tokenizer and its template are."""
 
 HEADS = 16
 """Files, about, whose beginning decides the types of the kept columns."""
@@ -150,7 +168,10 @@ def _hub_dataset(source: str) -> str:
 
 def _options(found: _Found, request: SourceRequest) -> ReadOptions:
     files, separator, where = found.listing.files, request.separator, request.where
+    chat = UNKNOWN_CHAT if request.format == CHAT else None
     text_column, id_column = request.text_column or found.text, request.id_column
+    if chat is not None:
+        text_column = request.text_column or "messages"
     options = ReadOptions(
         text_column=text_column,
         separator=separator,
@@ -158,6 +179,7 @@ def _options(found: _Found, request: SourceRequest) -> ReadOptions:
         where=None if where is None else str(where),
         on_invalid=request.on_invalid,
         on_unknown=request.on_unknown,
+        chat=chat,
     )
     if separator is not None and (not separator or all(f.format != "txt" for f in files)):
         raise UsageError(
@@ -253,7 +275,7 @@ def _kinds(files: Sequence[InputFile], options: ReadOptions) -> dict[str, str]:
 
 
 def _columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
-    return reader_of(input).columns(input, options)
+    return reader_of(input, options).columns(input, options)
 
 
 def _named_kind(item: str, kinds: Mapping[str, str]) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 from olm_data.errors import InputError, UsageError, suggest
 from olm_data.sources.formats import FORMATS, format_of
+from olm_data.sources.readers import CHAT
 from olm_data.storage.disk import abandoned, io_errors, scratch
 
 STANDARD_INPUT = "-"
@@ -44,13 +45,14 @@ def spooled(
         ResourceError: there is no room for it.
     """
     if STANDARD_INPUT not in inputs:
-        if form is not None:
+        if form not in (None, CHAT):
             raise UsageError(
-                "--format is for standard input", fix="olm-data tokenize - --format txt"
+                "--format is for standard input, or chat",
+                fix="olm-data tokenize - --format txt",
             )
         yield tuple(inputs)
         return
-    form = (form or DEFAULT_FORMAT).lstrip(".").lower()
+    form = (DEFAULT_FORMAT if form in (None, CHAT) else str(form)).lstrip(".").lower()
     if format_of(f"stdin.{form}") is None:
         known = [ending.lstrip(".") for ending in FORMATS]
         raise UsageError(f"--format {form!r} is not known", fix=suggest(form, known))

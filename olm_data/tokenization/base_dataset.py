@@ -24,6 +24,7 @@ from olm_data.dataset.plan import Plan, read_plans
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo, own_tokenizer
 from olm_data.errors import InputError, ValidationError
 from olm_data.sources.base import SourcePlan
+from olm_data.sources.readers import CHAT
 from olm_data.storage.store import Store
 from olm_data.tokenization.recipe import Recipe
 from olm_data.tokenization.select_documents import stored_ids
@@ -134,6 +135,7 @@ class BaseDataset:
             holdout=Fraction(options.holdout),
             container=self.manifest.container,
             shuffle_documents=options.shuffle_documents,
+            format=recipe.format if options.chat is None else CHAT,
         )
 
     def select(self, source: SourcePlan) -> SourcePlan:
@@ -158,6 +160,7 @@ class BaseDataset:
             exclude=options.exclude,
             sample=options.sample,
             seed=options.seed,
+            chat=options.chat,
         )
         return replace(source, options=selected, excluded=ids)
 

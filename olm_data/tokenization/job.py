@@ -30,6 +30,7 @@ from olm_data.errors import InputError, OlmError
 from olm_data.runners.base import Deferred, Report
 from olm_data.select.selection import IdSet
 from olm_data.sources import current_revision, read_units
+from olm_data.sources.readers import chat_reader
 from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
 from olm_data.tokenization.dedup import (
     find_keys,
@@ -174,6 +175,9 @@ class TokenizeJob(PlanJob):
     def text_encoder(self) -> TextEncoder:
         """The encoder, made once a process."""
         settings = self.plan.settings
+        if self.read.chat is not None:
+            chats: TextEncoder = chat_reader().encoder(self.tokenizer, self.read.chat)
+            return chats
         return make_encoder(self.encoder, self.tokenizer, settings.special, self.routed)
 
     def prepare(self) -> None:
@@ -213,6 +217,7 @@ class TokenizeJob(PlanJob):
                     staging=stack.enter_context(split.staging()),
                     keep=self.read.keep_schema,
                     shuffle=settings.shuffle,
+                    labels=self.read.chat is not None,
                     container=settings.container,
                 )
                 for split in self.splits

@@ -313,7 +313,7 @@ class Pipeline:
             return batch, made, digests
         drops = [
             Drop.of(
-                UNENCODABLE,
+                made.reasons.get(k, UNENCODABLE),
                 int(batch.inputs[k]),
                 int(batch.positions[k]),
                 printable(why),
@@ -324,7 +324,17 @@ class Pipeline:
         batch = replace(choose(batch, ~unknown, "unknown"), dropped=(*batch.dropped, *drops))
         batch = without(batch, failed[~unknown])
         ids, offsets = chosen_of((made.ids, made.offsets), kept)
-        made = made._replace(ids=ids, offsets=offsets, unknown=made.unknown[kept], failed={})
+        trained, cut = made.trained, made.cut
+        if trained is not None:
+            trained, _ = chosen_of((trained, made.offsets), kept)
+        made = made._replace(
+            ids=ids,
+            offsets=offsets,
+            unknown=made.unknown[kept],
+            failed={},
+            trained=trained,
+            cut=None if cut is None else cut[kept],
+        )
         return batch, made, np.frombuffer(digests, f"V{DIGEST_BYTES}")[kept].tobytes()
 
     def _write(self, batch: EncodedBatch, writers: list[ShardWriter], accounts: Accounts) -> int:
@@ -343,7 +353,10 @@ class Pipeline:
             rows = batch.rows
             if not chosen.all():
                 rows = rows.take(numbers(np.flatnonzero(chosen), pa.int64()))
-            writer.append(marked, ends, rows)
+            trained = batch.encoded.trained
+            if trained is not None:  # such documents have neither BOS nor EOS
+                trained, _ = chosen_of((trained, offsets), chosen)
+            writer.append(marked, ends, rows, trained)
             total += len(marked)
         return total
 
@@ -372,6 +385,7 @@ class _Counts:
     replaced: int = 0
     unknown_tokens: int = 0
     unknown_documents: int = 0
+    cut: int = 0
     bad: list[BadRecord] = field(default_factory=list)
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
@@ -432,6 +446,8 @@ class Accounts:
             unknown = batch.encoded.unknown[first:last]
             account.unknown_tokens += int(unknown.sum())
             account.unknown_documents += int((unknown > 0).sum())
+            if batch.encoded.cut is not None:
+                account.cut += int((batch.encoded.cut[first:last] > 0).sum())
             if none.any():
                 account.dropped[NO_TOKENS] += int(none.sum())
             account.held_out += int((held & ~none).sum())
@@ -458,6 +474,7 @@ class Accounts:
                 replaced=counts.replaced,
                 unknown_tokens=counts.unknown_tokens,
                 unknown_documents=counts.unknown_documents,
+                cut=counts.cut,
             )
             for place, (index, counts) in enumerate(self._of.items())
         ]

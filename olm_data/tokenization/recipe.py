@@ -85,6 +85,9 @@ OfStorage = Annotated[Options, Reader(_options, "a mapping", {"type": "object"})
 Budget = Annotated[str, Reader(_budget, "a share or a count", {"type": ["integer", "string"]})]
 
 
+OF_CHAT = Needs("format", value="chat")
+
+
 class Recipe(SourceRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to tokenise, and how.
 
@@ -109,6 +112,13 @@ class Recipe(SourceRequest, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         single_writer: State that no other process writes there: for stores without conditional
             writes.
         encoder: auto, hf, gigatoken, or module:Class.
+        chat_template: tokenizer (its own), chatml, tulu, or a file.  [default: tokenizer]
+        train: Whose words are trained: assistant, last, all, or roles: a,b.  [default: assistant]
+        train_thinking: Train thoughts in answers, or mask them.  [default: keep]
+        train_ends: Which ends of turns are trained: all, of trained turns, the last, none.
+            [default: turn]
+        max_tokens: Drop or cut longer conversations: 4096.
+        too_long: What becomes of them: dropped, or cut on one side.  [default: drop]
         runner: Where tasks run: processes here, a Slurm job array, a Ray cluster.
         workers: Tasks at a time.  [default: all CPUs]
         slurm: An option of sbatch: time=4:00:00. May be repeated.
@@ -129,6 +139,13 @@ class Recipe(SourceRequest, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     bos: str = "none"
     special: SpecialPolicy = "plain"
     encoder: str = "auto"
+    # of chats: how they become text, and what is trained
+    chat_template: Annotated[str | None, OF_CHAT] = None
+    train: Annotated[str | None, OF_CHAT] = None
+    train_thinking: Annotated[Literal["keep", "mask"] | None, OF_CHAT] = None
+    train_ends: Annotated[Literal["all", "turn", "last", "none"] | None, OF_CHAT] = None
+    max_tokens: Annotated[Count | None, OF_CHAT] = None
+    too_long: Annotated[Literal["drop", "left", "right"] | None, Needs("max_tokens")] = None
     # what is written
     output: str | None = None
     holdout: Holdout = Fraction(0)
@@ -203,10 +220,10 @@ def _count_from(folder: os.PathLike[str], data: dict[str, Any]) -> None:
             return path
         place = os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
         # a hub id is no path, unless a file of that name is there
-        hub = name == "tokenizer" and not path.startswith((".", "/", "~"))
+        hub = name in ("tokenizer", "chat_template") and not path.startswith((".", "/", "~"))
         return path if hub and not os.path.exists(place) else place
 
-    for name in ("root", "exclude_ids", "tokenizer", "output"):
+    for name in ("root", "exclude_ids", "tokenizer", "output", "chat_template"):
         if name in data:
             data[name] = below(name, data[name])
     if isinstance(data.get("inputs"), list):

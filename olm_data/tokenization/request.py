@@ -10,7 +10,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from olm_data.sources import plan_units, resolve_source
 from olm_data.sources.base import SourcePlan
 from olm_data.sources.files import open_binary, reading
 from olm_data.sources.passed import refuse_passed
+from olm_data.sources.readers import chat_reader
 from olm_data.storage.names import is_unicode
 from olm_data.storage.output_paths import refuse_output
 from olm_data.tokenization.base_dataset import BaseDataset
@@ -171,6 +172,11 @@ def prepare(recipe: Recipe, inputs: Sequence[str], base: BaseDataset | None = No
         eos=recipe.eos,
         bos=recipe.bos,
     )
+    if source.options.chat is not None:
+        chat = chat_reader().options(recipe, tokenizer)
+        options = msgspec.structs.replace(source.options, chat=chat)
+        source = replace(source, options=options)
+        tokenizer = tokenizer.delimited(eos=None, bos=None)  # the template writes them
     output = recipe.output
     if output is None:
         output = str(Path("tokens") / f"{source.name}-{tokenizer.name}")

@@ -148,7 +148,8 @@ def _likely_job(
 ) -> tuple[TokenizeJob, ParityReport | None]:
     """Return the job with the encoder that is proved, or else likely, and what is proved of it."""
     recipe, tokenizer = request.recipe, request.tokenizer
-    known = known_encoder(recipe.encoder, tokenizer, recipe.special, plan.all_text_bytes)
+    wanted = recipe.encoder if request.source.options.chat is None else "hf"
+    known = known_encoder(wanted, tokenizer, recipe.special, plan.all_text_bytes)
     job = TokenizeJob(
         plan=plan,
         inputs=request.inputs,

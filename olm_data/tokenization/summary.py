@@ -117,6 +117,11 @@ class Summary:
         return sum(account.replaced for account in self.inputs.values())
 
     @property
+    def cut(self) -> int:
+        """Documents that were cut for their length."""
+        return sum(account.cut for account in self.inputs.values())
+
+    @property
     def unknown(self) -> tuple[int, int]:
         """Unknown tokens, and the documents that have some."""
         accounts = self.inputs.values()
@@ -312,6 +317,9 @@ def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]
     facts: dict[str, object] = {
         "train": f"{_size(manifest)}, {manifest.dtype}",
         "validation": validation,
+        "trained": manifest.trained is not None
+        and f"{manifest.trained:,} tokens, {manifest.trained / max(totals.tokens, 1):.1%} of all",
+        "cut": summary.cut and f"{counted(summary.cut, 'conversation')} lost turns to --max-tokens",
         **_versions(manifest),
         "tokenizer": f"{request.tokenizer.name}: {rules(request.tokenizer)}",
         "dropped": dropped_lines(manifest.dropped, totals.documents_in),

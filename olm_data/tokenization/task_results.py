@@ -14,6 +14,8 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.account import InputAccount, totals_by_input
 from olm_data.dataset.dataset import Dataset
@@ -21,7 +23,7 @@ from olm_data.dataset.docs import DOCS
 from olm_data.dataset.manifest import VALIDATION
 from olm_data.dataset.plan import Plan, read_plans, shard_name
 from olm_data.dataset.record import RECORD, ShardRecord, tokens_suffix
-from olm_data.dataset.shard import ENDS
+from olm_data.dataset.shard import ENDS, LABELS
 from olm_data.errors import ValidationError
 from olm_data.storage.store import Store, read_json
 from olm_data.threads import READERS, in_order
@@ -97,7 +99,9 @@ def _committed(
         return None
     if record.name != name or record.plan != plan.digest:
         return None
-    for kind in (tokens_suffix(plan.settings.container), ENDS, DOCS) if record.tokens else ():
+    labels = () if record.runs is msgspec.UNSET else (LABELS,)
+    kinds = (tokens_suffix(plan.settings.container), ENDS, DOCS, *labels)
+    for kind in kinds if record.tokens else ():
         info = record.files.get(kind.split(".")[1])
         if info is None or size(name + kind) != info.bytes:
             return None

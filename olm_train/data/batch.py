@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from olm_data.errors import UsageError, ValidationError
-from olm_data.rows.reader import RowBatch
+from olm_data.rows.fields import RowBatch
 from olm_train.model.attention_backend import MAX_DOCUMENTS
 
 ROOMS = (256, 1024, 4096, 16_384, MAX_DOCUMENTS)

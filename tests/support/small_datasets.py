@@ -81,11 +81,15 @@ def write_dataset(
     tokenizer: str = "test",
     container: Container = "npy",
     columns: Mapping[str, pa.Array] | None = None,
+    trained: Sequence[Sequence[Sequence[bool] | np.ndarray]] | None = None,
+    shuffle: int | None = None,
 ) -> Manifest:
     """Write a dataset whose shard i holds the documents `shards[i]` (token ids each).
 
     Args:
         columns: kept columns, or `id`: a value for each document of all shards.
+        trained: for each token whether it is trained; None: all are.
+        shuffle: seed of the order of the documents in each shard.
     """
     store, records, number = Store(path), [], 0
     kept = {name: values for name, values in (columns or {}).items() if name != "id"}
@@ -100,6 +104,8 @@ def write_dataset(
                 staging=staging,
                 container=container,
                 keep=keep,
+                labels=trained is not None,
+                shuffle=shuffle,
             )
             ids = np.concatenate([np.asarray(document, np.uint32) for document in documents])
             lengths = np.array([len(document) for document in documents])
@@ -114,7 +120,8 @@ def write_dataset(
             for name, values in (columns or {}).items():
                 rows[name] = values.slice(number, len(documents))
             batch = pa.record_batch(rows, schema=docs_schema(keep))
-            writer.append(ids, np.append(0, np.cumsum(lengths)), batch)
+            mask = None if trained is None else np.concatenate(trained[i]).astype(bool)
+            writer.append(ids, np.append(0, np.cumsum(lengths)), batch, mask)
             record = writer.commit(plan="p", units=[], dropped={})
             data = store.read(record.name + RECORD)
             records.append((record, hashlib.sha256(data).hexdigest()))

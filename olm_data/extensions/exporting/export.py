@@ -136,7 +136,7 @@ def export(
 
     Raises:
         UsageError: an unknown format, one that cannot be merged, a lock, or an output that is no
-            folder of its own.
+            folder of its own; or the dataset says which tokens are trained.
         InputError: there is no dataset, or the format cannot hold it.
         ConflictError: the output holds something else.
         ValidationError: the dataset is damaged, or what was written is not all of it.
@@ -145,6 +145,13 @@ def export(
     """
     kind = _writer_of(target, form, output, merge)
     dataset, place = Dataset.open(dataset_root(target)), destination(output)
+    if dataset.manifest.trained is not None:
+        raise UsageError(
+            "this dataset says which tokens are trained, and no format to export to can",
+            where=target,
+            why="its reader would train on what users said, and on what tools answered",
+            fix="train from it here; or give other programs the chats themselves",
+        )
     lost = _lost(dataset, kind)
     claim = Claim(format=form, dataset=dataset.digest, merged=merge)
     if (done := _there(place, claim)) is not None:

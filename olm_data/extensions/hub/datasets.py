@@ -16,6 +16,8 @@ import json
 import re
 from collections.abc import Callable
 
+import msgspec
+
 from olm_data.dataset.docs import DOCS
 from olm_data.dataset.manifest import (
     EXCLUDED,
@@ -29,7 +31,7 @@ from olm_data.dataset.manifest import (
 )
 from olm_data.dataset.plan import plan_name, read_plans
 from olm_data.dataset.record import RECORD
-from olm_data.dataset.shard import ENDS
+from olm_data.dataset.shard import ENDS, LABELS
 from olm_data.dataset.target import dataset_root
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import ConflictError, UsageError, printable
@@ -250,7 +252,7 @@ def dataset_parts(store: Store, has: Callable[[str], bool]) -> dict[str, str]:
             "ends": info.name + ENDS,
             "docs": info.name + DOCS,
             "record": info.name + RECORD,
-        }
+        } | ({} if info.runs is msgspec.UNSET else {"labels": info.name + LABELS})
         parts |= {name: info.sha256[kind] for kind, name in names.items()}
     parts |= {version_name(addition.parent): "" for addition in manifest.additions}
     if has(EXCLUDED):

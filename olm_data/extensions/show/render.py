@@ -147,6 +147,9 @@ def _document(
         kept = (f"{printable(key)}={printable(str(value))}" for key, value in view.columns.items())
         head.append("   " + ", ".join(kept))
     head.append(_ids(view, colour))
+    if view.trained is not UNSET:
+        count = sum(stop - start for start, stop in view.trained)
+        head.append(f"   {count:,} of these {len(view.ids):,} tokens are trained")
     shown = len(view.text) if full else min(len(view.text), most)
     if view.bos:
         head.append("   " + _painted("[BOS]", _SPECIAL, colour))
@@ -180,10 +183,13 @@ def _coloured(
     texts = token_texts(tokenizer, body, token_bytes(tokenizer))
     special = set(tokenizer.special_tokens.values())
     marks = [m.span() for m in re.finditer(re.escape(found), view.text)] if found else []
+    runs = [(0, len(view.ids))] if view.trained is UNSET else view.trained
+    trained = {k for start, stop in runs for k in range(start - view.bos, stop - view.bos)}
     pieces: list[tuple[str, str]] = []
     at = 0
     for k, (token, text) in enumerate(zip(body, texts, strict=True)):
         style = _SPECIAL if token in special else _TOKENS[k % 2]
+        style = style if k in trained else _SOFT
         for cut in _cuts(text[: max(0, shown - at)], at, marks):
             pieces.append((cut[0], _FOUND if cut[1] else style))
         at += len(text)

@@ -44,7 +44,7 @@ def read(scan: Scan) -> Iterator[DocumentBatch]:
     records = Records(scan)
     documents = number = size = 0
     held: list[bytes] = []
-    for element in _elements(scan.input):
+    for element in elements(scan.input):
         if scan.is_past(number + len(held)):
             break
         held.append(element)
@@ -70,7 +70,7 @@ def columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
 def _head(input: InputFile) -> list[bytes]:
     head: list[bytes] = []
     size = 0
-    for element in _elements(input):
+    for element in elements(input):
         head.append(element)
         size += len(element)
         if size > _CHUNK or len(head) == _HEAD_RECORDS:
@@ -84,7 +84,7 @@ def _decoded(records: Records, held: list[bytes], number: int) -> Iterator[Docum
         yield from records.decode_each(held, positions)
 
 
-def _elements(input: InputFile) -> Iterator[bytes]:
+def elements(input: InputFile) -> Iterator[bytes]:
     """Yield the bytes of each element of the array, white space around it left out.
 
     Raises:

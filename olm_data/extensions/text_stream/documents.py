@@ -28,8 +28,7 @@ from olm_data.dataset.inputs import Unit
 from olm_data.encoders.base import concatenate
 from olm_data.errors import InputError
 from olm_data.extensions.text_stream.corpus import Corpus
-from olm_data.rows.fields import fill_labels, piece_offsets
-from olm_data.rows.reader import RowBatch
+from olm_data.rows.fields import RowBatch, fill_labels, piece_offsets
 from olm_data.tokenization.batches import delimit
 
 UNITS_A_READER = 4

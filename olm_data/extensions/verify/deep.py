@@ -22,6 +22,7 @@ from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.inputs import InputFile, ReadOptions, RecordOptions, Unit
 from olm_data.dataset.job import JobFile
+from olm_data.dataset.labels import trained
 from olm_data.dataset.manifest import JOB
 from olm_data.dataset.plan import Plan, PlannedInput, read_plans
 from olm_data.encoders import TextEncoder, make_encoder
@@ -35,6 +36,7 @@ from olm_data.sources.base import DocumentBatch
 from olm_data.sources.files import current_revision
 from olm_data.sources.formats import as_array, describe, is_json
 from olm_data.sources.own import refuse_untrusted
+from olm_data.sources.readers import chat_reader
 from olm_data.storage.store import Store
 from olm_data.threads import in_order
 from olm_data.tokenization.batches import delimit
@@ -118,7 +120,10 @@ def check_deep(dataset: Dataset, spec: TokenizerSpec, deep: Deep, report: Verify
     plans = read_plans(store, manifest)
     inputs = find_inputs(store, plans[-1], deep.root, trust=deep.trust)
     rules = manifest.tokenizer
-    encoder = make_encoder("hf", spec, rules.special)  # type: ignore[arg-type]  # from the manifest
+    if (chat := plans[0].settings.chat) is not None:
+        encoder: TextEncoder = chat_reader().encoder(spec, chat)
+    else:
+        encoder = make_encoder("hf", spec, rules.special)  # type: ignore[arg-type]  # the manifest's
     made = {plan.digest: (plan, _whole(plan.settings)) for plan in plans}
     chosen = choose(f"deep {deep.seed} {manifest.digest}", len(manifest.shards), deep.share)
 
@@ -196,6 +201,7 @@ def _whole(options: RecordOptions) -> ReadOptions:
         separator=options.separator,
         delimiter=options.delimiter,
         on_invalid=options.on_invalid,
+        chat=options.chat,
     )
 
 
@@ -311,6 +317,12 @@ class _Comparison:
         stored = self._shard.read(int(ends[row - 1]) if row else 0, int(ends[row]))
         self._outcome.encoded += 1
         if np.array_equal(ids, stored):
+            if made.trained is not None and (labels := self._shard.labels) is not None:
+                first = int(ends[row - 1]) if row else 0
+                if not np.array_equal(made.trained, trained(labels, first, int(ends[row]))):
+                    where = f"{self._where} document {self._first + row} ({place})"
+                    what = "the tokens that the chat trains"
+                    self._outcome.findings.append((where, "labels", what, "others"))
             return
         both = min(len(ids), len(stored))
         differ = np.flatnonzero(ids[:both] != stored[:both])

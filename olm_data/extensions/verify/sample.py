@@ -16,18 +16,20 @@ from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import xxhash
 
 from olm_data.dataset.docs import DOCS
 from olm_data.dataset.manifest import Manifest, ShardInfo
 from olm_data.dataset.record import BLOCK_BYTES, file_header
-from olm_data.dataset.shard import ENDS
+from olm_data.dataset.shard import ENDS, LABELS
 from olm_data.extensions.verify.shard import (
     ShardResult,
     VerifyReport,
     check_docs,
     check_ends,
+    check_labels,
     check_record,
     header_fits,
 )
@@ -107,6 +109,7 @@ def check_shard_sample(
             ("tokens", tokens_name),
             ("ends", info.name + ENDS),
             ("docs", info.name + DOCS),
+            *([] if info.runs is msgspec.UNSET else [("labels", info.name + LABELS)]),
         ):
             promised = record.files.get(kind)
             size = store.size(name)
@@ -134,5 +137,6 @@ def check_shard_sample(
                 report.add(tokens, "ids", f"below {manifest.tokenizer.vocab_size}", largest)
         if whole:
             check_ends(store, info, report)
+            check_labels(store, info, report)
             check_docs(store, manifest, info, report, result.record)
     return result

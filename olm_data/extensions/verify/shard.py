@@ -17,6 +17,7 @@ import numpy as np
 
 from olm_data.counts import counted, duration
 from olm_data.dataset.docs import DOCS, DocumentRows
+from olm_data.dataset.labels import trained_tokens
 from olm_data.dataset.manifest import Manifest, ShardInfo
 from olm_data.dataset.record import (
     HEADER_BYTES,
@@ -26,7 +27,7 @@ from olm_data.dataset.record import (
     npy_header,
     window_counts,
 )
-from olm_data.dataset.shard import ENDS
+from olm_data.dataset.shard import ENDS, LABELS
 from olm_data.errors import OlmError, StorageError, printable
 from olm_data.printing import record
 from olm_data.regular_files import MAX_DOCUMENT, MAX_SMALL
@@ -190,6 +191,8 @@ def check_shard(
         _check_tokens(store, manifest, info, ends, result, seen)
     with report.unreadable(url):
         check_docs(store, manifest, info, report, result.record)
+    with report.unreadable(url):
+        check_labels(store, info, report)
     if ends is not None and result.record is not None:
         windows = window_counts(ends)
         report.add(store.url(info.name + RECORD), "windows", windows, result.record[0].windows)
@@ -218,25 +221,51 @@ def check_record(
     report.add(url, "plan", manifest.plan_of(info.name), record.plan)
     digests = {kind: found.sha256 for kind, found in record.files.items()}
     wanted = {kind: info.sha256[kind] for kind in ("tokens", "ends", "docs")}
+    if info.runs is not msgspec.UNSET:
+        wanted["labels"] = info.sha256["labels"]
+        for name in ("runs", "trained"):
+            report.add(url, name, getattr(info, name), getattr(record, name))
     report.add(url, "files", wanted, digests)
     return record, digest
 
 
 def check_ends(store: Store, info: ShardInfo, report: VerifyReport) -> np.ndarray | None:
-    url = store.url(info.name + ENDS)
-    header = npy_header(np.dtype(np.uint64), info.documents)
-    size = len(header) + 8 * info.documents
-    data = read_or_report(store, info.name + ENDS, report, limit=max(size, MAX_SMALL))
+    return _check_rising(store, info, ENDS, info.documents, info.sha256.ends, report, 1)
+
+
+def check_labels(store: Store, info: ShardInfo, report: VerifyReport) -> None:
+    if info.runs is msgspec.UNSET:
+        return
+    labels = _check_rising(store, info, LABELS, info.runs, info.sha256["labels"], report, 0)
+    if labels is not None:
+        url = store.url(info.name + LABELS)
+        report.add(url, "trained tokens", info.trained, trained_tokens(labels))
+
+
+def _check_rising(
+    store: Store,
+    info: ShardInfo,
+    kind: str,
+    count: int,
+    sha256: str,
+    report: VerifyReport,
+    least: int,
+) -> np.ndarray | None:
+    """Return uint64 [count], at least `least`, that rise to the token count; None: they do not."""
+    url = store.url(info.name + kind)
+    header = npy_header(np.dtype(np.uint64), count)
+    size = len(header) + 8 * count
+    data = read_or_report(store, info.name + kind, report, limit=max(size, MAX_SMALL))
     if data is None:
         return None
-    report.add(url, "sha256", info.sha256.ends, hashlib.sha256(data).hexdigest())
-    if len(data) != len(header) + 8 * info.documents:
-        report.add(url, "bytes", len(header) + 8 * info.documents, len(data))
+    report.add(url, "sha256", sha256, hashlib.sha256(data).hexdigest())
+    if len(data) != size:
+        report.add(url, "bytes", size, len(data))
         return None
     if not header_fits(url, data, header, report):
         return None
     ends = np.frombuffer(data, "<u8", offset=HEADER_BYTES)
-    if len(ends) and (ends[0] == 0 or bool((ends[1:] <= ends[:-1]).any())):
+    if len(ends) and (ends[0] < least or bool((ends[1:] <= ends[:-1]).any())):
         report.add(url, "order", "rising ends", "ends that do not rise")
         return None
     last = int(ends[-1]) if len(ends) else 0

@@ -45,7 +45,7 @@ def test_a_folder_without_a_manifest_says_what_to_do(tmp_path: Path) -> None:
         (lambda m: m.update(dtype="uint32"), "digest"),
         (lambda m: m.update(extra=1), "malformed"),
         (lambda m: m.pop("totals"), "malformed"),
-        (lambda m: m.update(version=2), "version 2"),
+        (lambda m: m.update(version=3), "version 3"),
     ],
 )
 def test_an_edited_manifest_is_refused(path: Path, edit, message: str) -> None:
@@ -53,6 +53,24 @@ def test_an_edited_manifest_is_refused(path: Path, edit, message: str) -> None:
     edit(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValidationError, match=message):
+        Dataset.open(str(path))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda m: m["totals"].update(trained=1),
+        lambda m: m["shards"][0].update(trained=1),
+        lambda m: m["shards"][0]["sha256"].update(labels="0" * 64),
+    ],
+)
+def test_half_of_what_labels_need_is_refused(path: Path, edit) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    edit(manifest)
+    body = {k: v for k, v in manifest.items() if k not in ("digest", "tools")}
+    manifest["digest"] = hashlib.sha256(canonical_json(body)).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValidationError, match="trained tokens does not go together"):
         Dataset.open(str(path))
 
 

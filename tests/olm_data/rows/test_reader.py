@@ -20,7 +20,8 @@ from support.small_datasets import (
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
-from olm_data.rows.reader import DatasetRows, RowBatch, RowReader
+from olm_data.rows.fields import RowBatch
+from olm_data.rows.reader import DatasetRows, RowReader
 
 LENGTHS = {  # documents longer than a row, of one token, ending on row borders; rows over shards
     "web": [[5, 3, 9, 24, 1, 1, 6], [1, 1, 1], [40, 8, 8, 8], [2, 30, 1]],

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.errors import UsageError, ValidationError
-from olm_data.rows.reader import RowBatch
+from olm_data.rows.fields import RowBatch
 from olm_train.data.batch import Batch, check_ids, check_offsets
 
 
