@@ -34,12 +34,16 @@ SKIP_REASONS: dict[str, str] = {
     "filtered": "the record does not match --where",
     "excluded": "its id is in --exclude-ids",
     "unsampled": "it was not drawn by --sample",
+    "rejected": "the function of --filter does not keep it",
     "duplicate": "the same text was read before (--dedup)",
     "unknown": "the tokenizer does not know a character or word of the text (--on-unknown drop)",
 }
 
 NO_TOKENS = "no_tokens"
 """Drop reason of this stage: the tokenizer makes no token of the text (it normalises all away)."""
+
+REJECTED = "rejected"
+"""Skip reason of `--filter`, alone or before the function's own: `rejected: too short`."""
 
 INVALID = "invalid_utf8"
 """Drop reason that `--on-invalid` decides about."""
@@ -52,6 +56,12 @@ BAD_REASONS = frozenset({"malformed", INVALID, "no_text", UNENCODABLE})
 
 BAD_LOCATIONS = 10
 """Locations of bad records kept for each input of a task."""
+
+
+def meaning(reason: str) -> str:
+    """Return what a reason means, in words."""
+    known = DROP_REASONS | SKIP_REASONS | {NO_TOKENS: "the tokenizer makes no token of the text"}
+    return known.get(reason.partition(":")[0], "dropped")
 
 
 class BadRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -1,7 +1,8 @@
 """The reader of each format, and what all of them share around it.
 
     plan_units -> [Unit]
-    read_units -> reader of the input's format -> --exclude-ids -> --sample -> small batches joined
+    read_units -> reader of the input's format -> --exclude-ids -> --sample -> --filter
+               -> small batches joined
 
 A format is one module with the functions of `Reader`, or a `RowFormat`: an entry point of
 `olm_data.formats`. `where` is for the readers themselves, which apply it before they read the text.
@@ -21,6 +22,7 @@ from olm_data.select.selection import IdSet, content_hashes, document_digests, d
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
 from olm_data.sources.buffers import choose, merge
 from olm_data.sources.formats import GROUP
+from olm_data.sources.own_filter import passed
 
 
 class Reader(Protocol):
@@ -104,6 +106,8 @@ def read_units(
             hashes = content_hashes(document_digests(batch.data, batch.offsets))
             taken = drawn(hashes, Fraction(options.sample), options.seed or 0)
             batch = choose(batch, taken, "unsampled")
+        if options.filter is not None and batch.documents:
+            batch = passed(batch, inputs, options)
         return batch
 
     def each() -> Iterator[DocumentBatch]:

@@ -20,7 +20,7 @@ from olm_data.dataset.docs import docs_schema
 from olm_data.dataset.inputs import KEEP_TYPES, InputFile, KeepType, ReadOptions, SourceRequest
 from olm_data.errors import InputError, StorageError, UsageError, printable, suggest
 from olm_data.select.where import columns
-from olm_data.sources import hub, named, own, pylib
+from olm_data.sources import hub, named, own, own_filter, pylib
 from olm_data.sources.base import ColumnKinds, SourcePlan
 from olm_data.sources.listing import Listing, list_files
 from olm_data.sources.readers import reader_of
@@ -156,6 +156,7 @@ def _options(found: _Found, request: SourceRequest) -> ReadOptions:
         separator=separator,
         delimiter=_delimiter(request.delimiter, files),
         where=None if where is None else str(where),
+        filter=None if request.filter is None else own_filter.find_filter(request.filter),
         on_invalid=request.on_invalid,
         on_unknown=request.on_unknown,
     )

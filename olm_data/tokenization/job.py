@@ -99,8 +99,9 @@ class PlanJob:
 
     @property
     def own_parts(self) -> bool:
-        """Whether it names classes of somebody's own, which workers have to import."""
-        return is_import_path(self.encoder) or any(item.format == "own" for item in self.inputs)
+        """Whether it names code of somebody's own, which workers have to import."""
+        own = self.read.filter is not None or is_import_path(self.encoder)
+        return own or any(item.format == "own" for item in self.inputs)
 
     def prepare(self) -> None:
         """See `runners.base.Job.prepare`."""

@@ -92,6 +92,8 @@ def load_job(output: str, *, trust: bool = False) -> TokenizeJob | FindDuplicate
         refuse_untrusted(stored.inputs, store.url(JOB))
         if is_import_path(stored.encoder):
             raise untrusted(stored.encoder, store.url(JOB))
+        if stored.read.filter is not None:
+            raise untrusted(stored.read.filter.path, store.url(JOB))
     _check_packages(stored.packages, stored.encoder, output)
     if stored.plan != plan.digest:
         raise _damaged(store, "plan.json is that of another run")
