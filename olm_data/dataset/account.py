@@ -25,13 +25,14 @@ from olm_data.errors import InputError, ValidationError
 DROP_REASONS: dict[str, str] = {
     "empty": "the text is empty or white space only",
     "no_text": "the text is missing, null or not a string",
-    "malformed": "the line is not a JSON object",
+    "malformed": "the record is damaged, or the line not a JSON object",
     "invalid_utf8": "the text is not valid UTF-8, or holds a lone surrogate",
     "unencodable": "the tokenizer has no ids for the text that may stand in a document",
 }
 
 SKIP_REASONS: dict[str, str] = {
     "filtered": "the record does not match --where",
+    "no_html": "the record of the archive is no page of HTML",
     "excluded": "its id is in --exclude-ids",
     "unsampled": "it was not drawn by --sample",
     "rejected": "the function of --filter does not keep it",

@@ -156,6 +156,7 @@ class RecordOptions(
             in .tsv.
         where: the condition a record must meet to be read further (see `where.py`), or None.
         filter: the function that keeps records or not, of the user's own, or None.
+        libraries: those that make the text, with their versions: `pypdf 7.1.1`.
         exclude: digest of the ids to leave out (`select.IdSet.sha256`), or None.
         sample: share of the documents to draw by their texts, a fraction's text, or None for all.
         seed: of the draw; None where nothing is drawn.
@@ -173,6 +174,7 @@ class RecordOptions(
     delimiter: str | None = None
     where: str | None = None
     filter: OwnFilter | None = None
+    libraries: tuple[str, ...] = ()
     exclude: str | None = None
     sample: Share | None = None
     seed: int | None = None

@@ -10,13 +10,14 @@ A format is one module with the functions of `Reader`, or a `RowFormat`: an entr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from importlib.metadata import version
 from typing import Protocol
 
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError, printable
-from olm_data.extras import DISTRIBUTION
+from olm_data.extras import DISTRIBUTION, needs
 from olm_data.plugins import Registry
 from olm_data.select.selection import IdSet, content_hashes, document_digests, drawn
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
@@ -61,6 +62,20 @@ def reader_of(input: InputFile) -> Reader:
             f"with {DISTRIBUTION}: install that again",
         )
     return reader
+
+
+def libraries_of(inputs: Iterable[InputFile]) -> tuple[str, ...]:
+    """Return the libraries that make the text of inputs, with their versions.
+
+    Raises:
+        MissingExtra: one is not installed.
+    """
+    found = dict[str, str]()
+    for format, input in {each.format: each for each in inputs}.items():
+        for name in getattr(reader_of(input), "packages", ()):
+            with needs(f"the format {format}", where=input.path):
+                found[name] = f"{name} {version(name)}"
+    return tuple(sorted(found.values()))
 
 
 def plan_units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
