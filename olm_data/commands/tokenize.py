@@ -19,7 +19,7 @@ from olm_data.tokenization.recipe import FieldValue, read_recipe
     *("limit", "shuffle_documents", "separator", "delimiter"),
     *RUN,
     *("encoder", "holdout", "shard_tokens", "container", "special", "eos", "bos"),
-    *("on_invalid", "on_unknown", "max_bad", "single_writer", "dedup"),
+    *("on_invalid", "on_unknown", "max_bad", "single_writer", "dedup", "minhash"),
     *("allow_duplicates", "strict_inputs"),
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and a sample; write nothing.")

@@ -37,6 +37,7 @@ SKIP_REASONS: dict[str, str] = {
     "unsampled": "it was not drawn by --sample",
     "rejected": "the function of --filter does not keep it",
     "duplicate": "the same text was read before (--dedup)",
+    "near_duplicate": "nearly the same text was read before (--dedup minhash)",
     "unknown": "the tokenizer does not know a character or word of the text (--on-unknown drop)",
 }
 

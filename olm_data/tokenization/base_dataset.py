@@ -123,6 +123,13 @@ class BaseDataset:
                 where=self.store.root,
                 fix=f"--filter {path}" if path else "leave out --filter",
             )
+        if options.minhash is not None:
+            raise UsageError(
+                "nothing can be added to a dataset of --dedup minhash",
+                where=self.store.root,
+                why="the signatures of its documents are not kept, to compare new ones with",
+                fix="tokenize all inputs together, into a new output",
+            )
         text_column, id_column = recipe.text_column, recipe.id_column
         if recipe.source is None:
             there = {None: "none", "id": None}  # "id" is taken where there is one
