@@ -74,6 +74,13 @@ def test_an_archive_gives_its_pages_and_counts_all_else(archive: Path) -> None:
     assert read.reasons == [("malformed", 82)]
 
 
+def test_a_limit_counts_nothing_behind_it(
+    archive: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    made = make_dataset([archive], tiny_tokenizer, tmp_path / "out", limit=5)
+    assert (made.manifest.totals.documents, made.manifest.dropped) == (5, {"no_html": 6})
+
+
 def test_a_damaged_archive_is_refused_or_its_record_dropped(tmp_path: Path) -> None:
     pytest.importorskip("fastwarc", reason="the extra warc is not installed")
     good = response(page("One page here.").encode(), 1)
