@@ -16,13 +16,14 @@ from olm_data.tokenization.recipe import FieldValue, read_recipe
 @click.argument("inputs", nargs=-1, metavar="[INPUT]...")
 @recipe_options(
     *("source", "subset", "root", "split", "format"),
-    *("text_column", "id_column", "separator", "delimiter"),
+    *("text_column", "id_column", "separator", "delimiter", "filter"),
     *RUN,
     *("encoder", "shard_tokens", "max_bad", "allow_duplicates", "strict_inputs", "single_writer"),
     helps={
         "text_column": "Column or JSON field of the text.  [default: the dataset's]",
         "id_column": "Column of the document's id; or none.  [default: the dataset's]",
         "separator": "Cut .txt files, as for tokenize.  [default: the dataset's]",
+        "filter": "That of the dataset, where it has one: module:function.",
         "allow_duplicates": "Take inputs that the dataset has, or that are equal.",
     },
 )

@@ -15,12 +15,12 @@ from olm_data.tokenization.recipe import FieldValue, read_recipe
 @click.argument("inputs", nargs=-1, metavar="[RECIPE.yaml] [INPUT]...")
 @recipe_options(
     *("source", "subset", "root", "split", "tokenizer", "output", "format"),
-    *("text_column", "id_column", "keep", "where", "exclude_ids", "sample", "seed", "limit"),
-    *("shuffle_documents", "separator", "delimiter"),
+    *("text_column", "id_column", "keep", "where", "exclude_ids", "sample", "seed", "filter"),
+    *("limit", "shuffle_documents", "separator", "delimiter"),
     *RUN,
     *("encoder", "holdout", "shard_tokens", "container", "special", "eos", "bos"),
     *("chat_template", "train", "train_thinking", "train_ends", "max_tokens", "too_long"),
-    *("on_invalid", "on_unknown", "max_bad", "single_writer", "dedup"),
+    *("on_invalid", "on_unknown", "max_bad", "single_writer", "dedup", "minhash"),
     *("allow_duplicates", "strict_inputs"),
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and a sample; write nothing.")

@@ -51,6 +51,22 @@ def load_class(
     Raises:
         UsageError: there is no such class, or it is of another kind.
     """
+    found = load_object(path, "class", where=where, never_from=never_from)
+    if not (isinstance(found, type) and issubclass(found, (base, *others))):
+        raise UsageError(
+            f"{path} is not a subclass of {base.__name__}",
+            where=where,
+            fix=f"derive it from {base.__module__}.{base.__qualname__}",
+        )
+    return found
+
+
+def load_object(path: str, what: str, *, where: str, never_from: str | None = None) -> Any:
+    """Import what a path names, see `load_class`.
+
+    Args:
+        what: it should be, for messages: a class, a function.
+    """
     if not _PATH.fullmatch(path):
         raise UsageError(
             f"{printable(path)[:80]} is no import path",
@@ -77,17 +93,11 @@ def load_class(
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            classes = [key for key, value in vars(found).items() if isinstance(value, type)]
+            known = [key for key, value in vars(found).items() if callable(value)]
             raise UsageError(
-                f"{name} has no class {attribute}", where=where, fix=suggest(part, classes)
+                f"{name} has no {what} {attribute}", where=where, fix=suggest(part, known)
             )
         found = getattr(found, part)
-    if not (isinstance(found, type) and issubclass(found, (base, *others))):
-        raise UsageError(
-            f"{path} is not a subclass of {base.__name__}",
-            where=where,
-            fix=f"derive it from {base.__module__}.{base.__qualname__}",
-        )
     return found
 
 

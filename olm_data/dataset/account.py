@@ -25,7 +25,7 @@ from olm_data.errors import InputError, ValidationError
 DROP_REASONS: dict[str, str] = {
     "empty": "the text is empty or white space only",
     "no_text": "the text is missing, null or not a string",
-    "malformed": "the line is not a JSON object",
+    "malformed": "the record is damaged, or the line not a JSON object",
     "invalid_utf8": "the text is not valid UTF-8, or holds a lone surrogate",
     "unencodable": "the tokenizer has no ids for the text that may stand in a document",
     "bad_chat": "the row is no conversation: its messages, a role or a flag",
@@ -35,16 +35,22 @@ DROP_REASONS: dict[str, str] = {
 
 SKIP_REASONS: dict[str, str] = {
     "filtered": "the record does not match --where",
+    "no_html": "the record of the archive is no page of HTML",
     "excluded": "its id is in --exclude-ids",
     "unsampled": "it was not drawn by --sample",
+    "rejected": "the function of --filter does not keep it",
     "duplicate": "the same text was read before (--dedup)",
     "too_long": "the conversation has more tokens than --max-tokens",
     "untrained": "no token of the conversation would be trained",
+    "near_duplicate": "nearly the same text was read before (--dedup minhash)",
     "unknown": "the tokenizer does not know a character or word of the text (--on-unknown drop)",
 }
 
 NO_TOKENS = "no_tokens"
 """Drop reason of this stage: the tokenizer makes no token of the text (it normalises all away)."""
+
+REJECTED = "rejected"
+"""Skip reason of `--filter`, alone or before the function's own: `rejected: too short`."""
 
 INVALID = "invalid_utf8"
 """Drop reason that `--on-invalid` decides about."""
@@ -59,6 +65,12 @@ BAD_REASONS = frozenset(
 
 BAD_LOCATIONS = 10
 """Locations of bad records kept for each input of a task."""
+
+
+def meaning(reason: str) -> str:
+    """Return what a reason means, in words."""
+    known = DROP_REASONS | SKIP_REASONS | {NO_TOKENS: "the tokenizer makes no token of the text"}
+    return known.get(reason.partition(":")[0], "dropped")
 
 
 class BadRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -42,6 +42,7 @@ class SourceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         separator: Cut .txt files: "blank-lines", or the string between documents.
         delimiter: Separator of the fields in CSV files.  [default: , or tab by name]
         where: Take only records that match: "score >= 3 and language == 'en'".
+        filter: A function of yours that keeps records: my_lab.filters:keep.
         on_invalid: Text that is not UTF-8: into the quarantine, mended with U+FFFD, or an error.
         on_unknown: Text with what the tokenizer does not know: with unknown tokens, or left out.
     """
@@ -58,6 +59,7 @@ class SourceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     separator: str | None = None
     delimiter: str | None = None
     where: Condition | None = None
+    filter: str | None = None
     on_invalid: OnInvalid = "skip"
     on_unknown: OnUnknown = "keep"
 
@@ -153,6 +155,13 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     too_long: Literal["drop", "left", "right"]
 
 
+class OwnFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A filter of somebody's own: its import path, and the sha256 of its module's source."""
+
+    path: str
+    sha256: str
+
+
 class RecordOptions(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -169,6 +178,8 @@ class RecordOptions(
         delimiter: one character between the fields of CSV files; None for a comma in .csv and a tab
             in .tsv.
         where: the condition a record must meet to be read further (see `where.py`), or None.
+        filter: the function that keeps records or not, of the user's own, or None.
+        libraries: those that make the text, with their versions: `pypdf 7.1.1`.
         exclude: digest of the ids to leave out (`select.IdSet.sha256`), or None.
         sample: share of the documents to draw by their texts, a fraction's text, or None for all.
         seed: of the draw; None where nothing is drawn.
@@ -186,6 +197,8 @@ class RecordOptions(
     separator: str | None = written(None)
     delimiter: str | None = None
     where: str | None = None
+    filter: OwnFilter | None = None
+    libraries: tuple[str, ...] = ()
     exclude: str | None = None
     sample: Share | None = None
     seed: int | None = None

@@ -42,7 +42,9 @@ class Options(RecordOptions, frozen=True, kw_only=True, forbid_unknown_fields=Fa
         holdout: share of the documents that goes to the validation split.
         limit, last: how many documents were asked for, and where they end.
         container: whether the tokens have a NumPy header.
-        dedup: "exact" keeps only the first document in input order of each text.
+        dedup: "exact" keeps only the first document in input order of each text, "minhash" of those
+            that are nearly the same.
+        minhash: bands of the signatures, and rows of each; None of another `dedup`.
         shuffle_documents: whether each shard's documents are shuffled, by `seed`.
         split: which split of the dataset this is; of a plan, which makes both, None.
     """
@@ -51,7 +53,8 @@ class Options(RecordOptions, frozen=True, kw_only=True, forbid_unknown_fields=Fa
     limit: Size | None = None
     last: Last | None = None
     container: Container = "npy"
-    dedup: Literal["exact"] | None = None
+    dedup: Literal["exact", "minhash"] | None = None
+    minhash: tuple[Size, Size] | None = None
     shuffle_documents: bool = False
     split: Split | None = None
 

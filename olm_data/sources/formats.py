@@ -27,6 +27,10 @@ FORMATS: dict[str, str] = {
     ".txt": "txt",
     ".text": "txt",
     ".md": "txt",
+    ".html": "html",
+    ".htm": "html",
+    ".warc": "warc",
+    ".pdf": "pdf",
 }
 _MAGIC = (
     (b"\x1f\x8b", "a gzip file", ".gz"),
@@ -37,9 +41,9 @@ _MAGIC = (
     (b"ARROW1", "an Arrow file", ".arrow"),
 )
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".xz": "xz", ".bz2": "bz2"}
-KNOWN = f"{', '.join(FORMATS)}, and .gz, .zst, .xz or .bz2 after JSON, CSV and text"
+KNOWN = f"{', '.join(FORMATS)}, and .gz, .zst, .xz or .bz2 after JSON, CSV, text, HTML and WARC"
 TEXT_PER_COMPRESSED_BYTE = 3  # for planning only
-_STREAMED = frozenset({"jsonl", "csv", "txt"})
+_STREAMED = frozenset({"jsonl", "csv", "txt", "html", "warc"})
 _POSITIONS: dict[str, PositionKind] = {
     "jsonl": "byte",
     "txt": "byte",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from olm_data.dataset.inputs import InputFile
 from olm_data.errors import InputError, UsageError
@@ -13,7 +14,9 @@ from olm_data.sources.listing import list_files
 
 
 def read_ids(argument: str) -> IdSet:
-    """Return the ids of a file, one a line; white space around them and blank lines are left out.
+    """Return the ids of a file, or of the files of a folder, one a line.
+
+    White space around them and blank lines are left out.
 
     Args:
         argument: a text file, local or on S3, may be compressed.
@@ -23,13 +26,13 @@ def read_ids(argument: str) -> IdSet:
         StorageError: remote storage fails.
     """
     files = list_files([argument]).files
-    if len(files) != 1 or files[0].format != "txt":
+    if any(file.format != "txt" for file in files):
         raise UsageError(
-            "the ids must be in one text file, one per line",
+            "the ids must be in text files, one per line",
             where=f"--exclude-ids {argument}",
-            fix="name a .txt, .txt.gz or .txt.zst file",
+            fix="name a .txt, .txt.gz or .txt.zst file, or a folder of such files",
         )
-    ids = IdSet.of(_digests(files[0]))
+    ids = IdSet.of(chain.from_iterable(map(_digests, files)))
     if not len(ids):
         raise InputError("the file holds no id", where=f"--exclude-ids {argument}")
     return ids

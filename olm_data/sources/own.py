@@ -25,7 +25,7 @@ from olm_data.errors import InputError, UsageError, printable
 from olm_data.plugins import path_of
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
 from olm_data.sources.hub import UNKNOWN_BYTES
-from olm_data.sources.rows import Row, columns_of, documents_of, running, tables_of
+from olm_data.sources.rows import NoRow, Row, columns_of, documents_of, running, tables_of
 
 GROUP = "olm_data.sources"
 """Entry points of packages that have sources."""
@@ -142,7 +142,7 @@ def untrusted(path: str, where: str) -> InputError:
     )
 
 
-def _tables(input: InputFile, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+def _tables(input: InputFile, options: ReadOptions) -> Iterator[pa.RecordBatch | NoRow]:
     path, part, given = _place(input)
     source = _made(path, given, input.path)
     return tables_of(lambda: source.rows(part), f"the source {path}", input, options.text_column)

@@ -1,7 +1,8 @@
 """The reader of each format, and what all of them share around it.
 
     plan_units -> [Unit]
-    read_units -> reader of the input's format -> --exclude-ids -> --sample -> small batches joined
+    read_units -> reader of the input's format -> --exclude-ids -> --sample -> --filter
+               -> small batches joined
 
 A format is one module with the functions of `Reader`, or a `RowFormat`: an entry point of
 `olm_data.formats`. `where` is for the readers themselves, which apply it before they read the text.
@@ -9,18 +10,20 @@ A format is one module with the functions of `Reader`, or a `RowFormat`: an entr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from importlib.metadata import version
 from typing import Any, Protocol
 
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError, printable
-from olm_data.extras import DISTRIBUTION
+from olm_data.extras import DISTRIBUTION, needs
 from olm_data.plugins import Registry
 from olm_data.select.selection import IdSet, content_hashes, document_digests, drawn
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
 from olm_data.sources.buffers import choose, merge
 from olm_data.sources.formats import GROUP
+from olm_data.sources.own_filter import passed
 
 
 class Reader(Protocol):
@@ -78,6 +81,20 @@ def _reader(name: str, where: str) -> Any:
     return reader
 
 
+def libraries_of(inputs: Iterable[InputFile]) -> tuple[str, ...]:
+    """Return the libraries that make the text of inputs, with their versions.
+
+    Raises:
+        MissingExtra: one is not installed.
+    """
+    found = dict[str, str]()
+    for format, input in {each.format: each for each in inputs}.items():
+        for name in getattr(_reader(format, input.path), "packages", ()):
+            with needs(f"the format {format}", where=input.path):
+                found[name] = f"{name} {version(name)}"
+    return tuple(sorted(found.values()))
+
+
 def plan_units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
     """Cut one input into units of about `target_bytes` of text, by its layout alone.
 
@@ -121,6 +138,8 @@ def read_units(
             hashes = content_hashes(document_digests(batch.data, batch.offsets))
             taken = drawn(hashes, Fraction(options.sample), options.seed or 0)
             batch = choose(batch, taken, "unsampled")
+        if options.filter is not None and batch.documents:
+            batch = passed(batch, inputs, options)
         return batch
 
     def each() -> Iterator[DocumentBatch]:

@@ -27,10 +27,10 @@ from olm_data.dataset.inputs import (
 )
 from olm_data.errors import InputError, StorageError, UsageError, printable, suggest
 from olm_data.select.where import columns
-from olm_data.sources import hub, named, own, pylib
+from olm_data.sources import hub, named, own, own_filter, pylib
 from olm_data.sources.base import ColumnKinds, SourcePlan
 from olm_data.sources.listing import Listing, list_files
-from olm_data.sources.readers import CHAT, reader_of
+from olm_data.sources.readers import CHAT, libraries_of, reader_of
 from olm_data.sources.values import common_kind
 from olm_data.storage.names import is_column_name
 from olm_data.threads import in_order
@@ -177,9 +177,11 @@ def _options(found: _Found, request: SourceRequest) -> ReadOptions:
         separator=separator,
         delimiter=_delimiter(request.delimiter, files),
         where=None if where is None else str(where),
+        filter=None if request.filter is None else own_filter.find_filter(request.filter),
         on_invalid=request.on_invalid,
         on_unknown=request.on_unknown,
         chat=chat,
+        libraries=libraries_of(files),
     )
     if separator is not None and (not separator or all(f.format != "txt" for f in files)):
         raise UsageError(

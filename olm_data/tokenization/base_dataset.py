@@ -22,7 +22,7 @@ from olm_data.dataset.manifest import InputInfo, Manifest, read_manifest
 from olm_data.dataset.options import Options
 from olm_data.dataset.plan import Plan, read_plans
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo, own_tokenizer
-from olm_data.errors import InputError, ValidationError
+from olm_data.errors import InputError, UsageError, ValidationError, printable
 from olm_data.sources.base import SourcePlan
 from olm_data.sources.readers import CHAT
 from olm_data.storage.store import Store
@@ -110,9 +110,27 @@ class BaseDataset:
     def complete(self, recipe: Recipe) -> Recipe:
         """Return a recipe with what it leaves open, and all that changes bytes, as it was here.
 
-        The column of a named source is the source's own; a limit does not go on.
+        The column of a named source is the source's own; a limit does not go on. A filter is
+        imported only where the recipe names it, too.
+
+        Raises:
+            UsageError: the recipe names another filter, or none.
         """
         options = self.options
+        if recipe.filter != (options.filter and options.filter.path):
+            path = options.filter and printable(options.filter.path)
+            raise UsageError(
+                f"the dataset was made with the filter {path}" if path else "it has no filter",
+                where=self.store.root,
+                fix=f"--filter {path}" if path else "leave out --filter",
+            )
+        if options.minhash is not None:
+            raise UsageError(
+                "nothing can be added to a dataset of --dedup minhash",
+                where=self.store.root,
+                why="the signatures of its documents are not kept, to compare new ones with",
+                fix="tokenize all inputs together, into a new output",
+            )
         text_column, id_column = recipe.text_column, recipe.id_column
         if recipe.source is None:
             there = {None: "none", "id": None}  # "id" is taken where there is one

@@ -20,13 +20,12 @@ import numpy as np
 
 from olm_data.dataset.account import (
     BAD_REASONS,
-    DROP_REASONS,
     INVALID,
-    SKIP_REASONS,
     BadRecord,
     InputAccount,
     dropped_of,
     invalid_text,
+    meaning,
 )
 from olm_data.dataset.inputs import InputFile, ReadOptions
 from olm_data.dataset.plan import Plan
@@ -47,6 +46,7 @@ _CURES = {
     "filtered": "widen the condition of --where, or check the names and types of its columns",
     "excluded": "leave out --exclude-ids, or give it fewer ids",
     "unsampled": "draw a larger --sample",
+    "rejected": "look at the function of --filter: it keeps too little",
     "duplicate": "nothing: the dataset holds these texts already",
     "unknown": "use a tokenizer that knows the text, or --on-unknown keep",
     "unencodable": "use a tokenizer that has ids for the text",
@@ -105,10 +105,7 @@ def _mend(reasons: Mapping[str, int]) -> str:
 def _nothing_left(accounts: Sequence[InputAccount], records: int, plan: Plan) -> InputError:
     """Say why no record became a training document, and which option is the reason."""
     left_out = dropped_of(accounts)
-    counted = [
-        f"{reason} {n:,} ({(SKIP_REASONS | DROP_REASONS).get(reason, 'dropped')})"
-        for reason, n in left_out.most_common()
-    ]
+    counted = [f"{reason} {n:,} ({meaning(reason)})" for reason, n in left_out.most_common()]
     if held_out := sum(account.held_out for account in accounts):
         left_out["held_out"] = held_out
         counted.append(f"held out {held_out:,} (for validation)")
@@ -117,7 +114,7 @@ def _nothing_left(accounts: Sequence[InputAccount], records: int, plan: Plan) ->
         f"none of the {records:,} records is left as a training document",
         where=plan.describe(0),
         why=", ".join(counted),
-        fix=_CURES.get(reason, "check --text-column"),
+        fix=_CURES.get(reason.partition(":")[0], "check --text-column"),
     )
 
 
@@ -219,7 +216,7 @@ class BudgetWatch:
 
     def _look(self, task: int) -> Iterator[tuple[int, BadRecord]]:
         # what is left out here is good records only
-        read = msgspec.structs.replace(self._read, exclude=None, sample=None)
+        read = msgspec.structs.replace(self._read, exclude=None, sample=None, filter=None)
         for batch in read_units(self._inputs, self._plan.units_of(task), read):
             for drop in batch.dropped:
                 if drop.reason in BAD_REASONS:

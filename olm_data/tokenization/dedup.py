@@ -1,9 +1,12 @@
-"""`--dedup exact`: of documents with the same text the first in input order stays.
+"""`--dedup`: of documents with the same text, or nearly, the first in input order stays.
 
     first pass   a task: units -> read, select -> keys (content hash, bytes) -> dedup/, in parts
     parent       keys of all tasks, after those of the shards there are already (duplicates.py)
                  -> all but the first of each kind -> a bit a document -> dedup/, a file a task
     second pass  a task: its bits -> those documents are dropped as "duplicate"
+
+With `minhash` a document has several keys (near_duplicates.py), and is dropped as "near_duplicate"
+if one of them is a later copy.
 
 So which document stays depends on the inputs alone: not on workers, the runner, or how often the
 run was interrupted. Files carry the sha256 of their content and the plan's digest in their name;
@@ -32,6 +35,8 @@ from olm_data.tokenization.duplicates import Keys, later_copies, pieces, stored_
 FOLDER = "dedup"
 _KEY = np.dtype([("hash", "<u8"), ("bytes", "<i8")])
 _SHA256 = 32
+
+_ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)
 
 PART = 1 << 22
 """Documents whose keys are in one file: 64 MiB."""
@@ -99,6 +104,7 @@ def write_drops(
     documents: Sequence[int],
     before: Sequence[tuple[Store, ShardInfo]],
     documents_before: int,
+    keys: int = 1,
 ) -> int:
     """Find the documents to drop from the keys of all tasks, and store a list for each task.
 
@@ -106,6 +112,7 @@ def write_drops(
         documents: how many each task has.
         before: shards whose documents come before all of these, by store and name.
         documents_before: how many they have.
+        keys: of each document; one that has any key of an earlier one is dropped.
 
     Returns:
         how many documents are dropped.
@@ -120,15 +127,15 @@ def write_drops(
     bytes_of = [-(-count // 8) for count in documents]
     first_byte = np.concatenate([[0], np.cumsum(bytes_of)]).astype(np.int64)
     first = np.concatenate([[0], np.cumsum(documents)]).astype(np.int64)
-    bits, dropped = np.zeros(int(first_byte[-1]), np.uint8), 0
+    bits = np.zeros(int(first_byte[-1]), np.uint8)
     with store.staging() as scratch:
-        total = documents_before + int(first[-1])
+        total = documents_before + int(first[-1]) * keys
         for numbers, _ in later_copies(chain(stored_keys(before), found), total, scratch):
-            mine = numbers[numbers >= documents_before] - documents_before
+            mine = (numbers[numbers >= documents_before] - documents_before) // keys
             tasks = np.searchsorted(first, mine, side="right") - 1
             place = first_byte[tasks] * 8 + mine - first[tasks]
             np.bitwise_or.at(bits, place >> 3, np.uint8(128) >> (place & 7).astype(np.uint8))
-            dropped += len(mine)
+    dropped = int(_ONES[bits].sum(dtype=np.int64))
     for task, count in enumerate(documents):
         part = bits[first_byte[task] : first_byte[task + 1]]
         _write(store, _name(plan, task, "drops"), count.to_bytes(8, "little") + part.tobytes())

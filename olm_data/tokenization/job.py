@@ -20,6 +20,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from olm_data.config.import_path import is_import_path
+from olm_data.counts import MAX_COUNT
 from olm_data.dataset.account import InputAccount, dropped_of
 from olm_data.dataset.inputs import InputFile, ReadOptions
 from olm_data.dataset.plan import Plan
@@ -39,11 +40,15 @@ from olm_data.tokenization.dedup import (
     read_drops,
     write_keys,
 )
+from olm_data.tokenization.near_duplicates import find_band_keys
 from olm_data.tokenization.pipeline import Pipeline
 from olm_data.tokenization.quarantine import Quarantine
 from olm_data.tokenization.select_documents import stored_ids
 from olm_data.tokenization.task_results import TaskResult, finished_task, split_stores
 from olm_data.tokenizer.tokenizer import TokenizerSpec
+
+NEAR_DUPLICATES = "near-duplicates"
+"""Folder of the ids of the near-duplicates that were dropped, a file a task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +105,9 @@ class PlanJob:
 
     @property
     def own_parts(self) -> bool:
-        """Whether it names classes of somebody's own, which workers have to import."""
-        return is_import_path(self.encoder) or any(item.format == "own" for item in self.inputs)
+        """Whether it names code of somebody's own, which workers have to import."""
+        own = self.read.filter is not None or is_import_path(self.encoder)
+        return own or any(item.format == "own" for item in self.inputs)
 
     def prepare(self) -> None:
         """See `runners.base.Job.prepare`."""
@@ -146,7 +152,8 @@ class FindDuplicates(PlanJob):
 
     def finished(self, task: int) -> int | None:
         """Return how many documents a finished task has; None where it is to be done."""
-        return keys_found(self.splits[0], self.plan, task)
+        found, minhash = keys_found(self.splits[0], self.plan, task), self.plan.settings.minhash
+        return found // minhash[0] if found and minhash else found
 
     def run(self, task: int, report: Report) -> int:
         """Store the keys of the task's documents; return how many there are.
@@ -158,14 +165,18 @@ class FindDuplicates(PlanJob):
         try:
             excluded = self.excluded and self.excluded.fresh()
             units = self.plan.units_of(task)
-            keys = find_keys(read_units(self.inputs, units, self.read, excluded), report)
+            batches = read_units(self.inputs, units, self.read, excluded)
+            bands, rows = self.plan.settings.minhash or (1, 0)
+            keys = (
+                find_band_keys(batches, bands, rows, report) if rows else find_keys(batches, report)
+            )
             count = write_keys(self.splits[0], self.plan, task, keys)
         except OlmError:
             self.check_unchanged(task)
             raise
         self.check_unchanged(task)
         finish_keys(self.splits[0], self.plan, task, count)
-        return count
+        return count // bands
 
 
 class TokenizeJob(PlanJob):
@@ -202,6 +213,7 @@ class TokenizeJob(PlanJob):
             read=self.read,
             excluded=self.excluded and self.excluded.fresh(),
             drops=read_drops(self.splits[0], self.plan, task) if settings.dedup else None,
+            drop_as="near_duplicate" if settings.minhash else "duplicate",
             encoder=self.text_encoder,
             bos=self.tokenizer.bos,
             eos=self.tokenizer.eos,
@@ -240,6 +252,9 @@ class TokenizeJob(PlanJob):
             begun = perf_counter()
             with staged:
                 quarantine.publish()
+                if settings.minhash and pipeline.dropped_ids:
+                    listed = "".join(f"{id}\n" for id in pipeline.dropped_ids).encode()
+                    self.splits[0].put(f"{NEAR_DUPLICATES}/{name}.txt", listed, limit=MAX_COUNT)
                 result = self._commit(writers, accounts)
             report(write_us=int((perf_counter() - begun) * 1e6))
             return result

@@ -27,7 +27,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from olm_data.arrow_values import numbers
+from olm_data.arrow_values import as_mask, numbers
 from olm_data.dataset.account import (
     BAD_LOCATIONS,
     BAD_REASONS,
@@ -184,6 +184,8 @@ class Pipeline:
         inputs, read: what to read and how.
         excluded: the ids to leave out, which notes those that a record had; or None.
         drops: bool [d], which documents read are dropped as duplicates; None drops none.
+        drop_as: the reason, a key of `SKIP_REASONS`.
+        dropped_ids: filled with the ids of these documents, of those that have one.
         encoder: what encodes.
         bos, eos: ids before / after each document, or None.
         holdout_below: documents whose content hash is below this are held out.
@@ -193,6 +195,8 @@ class Pipeline:
     read: ReadOptions
     excluded: IdSet | None
     drops: np.ndarray | None
+    drop_as: str = "duplicate"
+    dropped_ids: list[str] = field(default_factory=list)
     encoder: TextEncoder
     bos: int | None
     eos: int | None
@@ -255,7 +259,10 @@ class Pipeline:
                 first += batch.documents
                 if len(kept) < batch.documents:
                     break
-                batch = choose(batch, kept, "duplicate")
+                if batch.ids is not None and not kept.all():
+                    ids = batch.ids.filter(as_mask(~kept)).to_pylist()
+                    self.dropped_ids.extend(id for id in ids if id is not None)
+                batch = choose(batch, kept, self.drop_as)
                 digests = np.frombuffer(digests, f"V{DIGEST_BYTES}")[kept].tobytes()
             made = [HashedBatch(batch, digests)]
             del batch  # the text may be large: once it is encoded nobody has it

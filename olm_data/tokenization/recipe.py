@@ -98,7 +98,8 @@ class Recipe(SourceRequest, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         sample: Draw this share of the documents, by their text: 1%.
         seed: Seed of the sample and the shuffle.  [default: 0]
         limit: Stop after this many documents: 100K.
-        dedup: Keep only the first document of each text.
+        dedup: Keep only the first document of each text, or of texts that are nearly the same.
+        minhash: Bands and rows of the signatures of near-duplicates.
         eos: Token after each document, or none.
         bos: Token before each document.
         special: Text that spells a special token: ordinary text, the token itself, or an error.
@@ -132,7 +133,8 @@ class Recipe(SourceRequest, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sample: Sample | None = None
     seed: Annotated[int | None, Needs("sample", "shuffle_documents")] = None
     limit: Count | None = None
-    dedup: Literal["exact"] | None = None
+    dedup: Literal["exact", "minhash"] | None = None
+    minhash: Annotated[str, Needs("dedup", value="minhash")] = "14x8"
     # how they become tokens
     tokenizer: str | None = None
     eos: str = "auto"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from olm_data.dataset.options import Last, Options, Settings
 from olm_data.dataset.plan import Plan, PlannedInput, likely_text, make_plan, plan_name, shard_text
 from olm_data.decoding import convert
 from olm_data.errors import InputError, UsageError, printable
+from olm_data.extras import needs
 from olm_data.sources import plan_units, resolve_source
 from olm_data.sources.base import SourcePlan
 from olm_data.sources.files import open_binary, reading
@@ -29,6 +31,7 @@ from olm_data.sources.readers import chat_reader
 from olm_data.storage.names import is_unicode
 from olm_data.storage.output_paths import refuse_output
 from olm_data.tokenization.base_dataset import BaseDataset
+from olm_data.tokenization.near_duplicates import parse_bands
 from olm_data.tokenization.recipe import Recipe
 from olm_data.tokenization.select_documents import select_documents
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
@@ -85,6 +88,7 @@ class Request:
             last=last,
             container=recipe.container,
             dedup=recipe.dedup,
+            minhash=parse_bands(recipe.minhash) if recipe.dedup == "minhash" else None,
             shuffle_documents=recipe.shuffle_documents,
         )
 
@@ -189,6 +193,11 @@ def prepare(recipe: Recipe, inputs: Sequence[str], base: BaseDataset | None = No
         limit=recipe.limit,
         output=output,
     )
+    if recipe.dedup == "minhash":
+        with needs("--dedup minhash"):
+            libraries = (*source.options.libraries, f"rensa {version('rensa')}")
+        options = msgspec.structs.replace(source.options, libraries=libraries)
+        source = replace(source, options=options)
     recipe = msgspec.structs.replace(recipe, output=output)
     return Request(recipe=recipe, source=source, tokenizer=tokenizer)
 

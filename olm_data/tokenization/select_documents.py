@@ -28,7 +28,7 @@ from olm_data.storage.store import Store
 # of a plan: if they and the inputs are the same, so is the place where a limit is reached
 _SETTINGS = (
     *("text_column", "id_column", "keep", "separator", "on_invalid"),
-    *("where", "exclude", "sample"),
+    *("where", "filter", "exclude", "sample"),
 )
 
 
@@ -41,7 +41,7 @@ def select_documents(
     limit: int | None = None,
     output: str | None = None,
 ) -> SourcePlan:
-    """Return the source with the selection applied: where, exclude, sample, limit, in this order.
+    """Return the source with the selection applied: where, exclude, sample, filter, limit.
 
     Args:
         exclude_ids: a file of ids to leave out, one a line.

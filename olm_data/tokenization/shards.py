@@ -224,12 +224,14 @@ def _find_duplicates(
     tasks = range(len(job.plan.tasks))
     there = zip(tasks, in_order(job.finished, tasks), strict=True)
     found: dict[int, int] = {task: count for task, count in there if count is not None}
-    progress.note("looking for exact duplicates: a first pass reads the text")
+    bands, _ = job.plan.settings.minhash or (1, 0)
+    kind = "near-" if job.plan.settings.minhash else "exact "
+    progress.note(f"looking for {kind}duplicates: a first pass reads the text")
     _, seconds = _run(job, runner, heartbeat, found, progress, check)
     shards = [(version.store, shard) for version in versions for shard in version.manifest.shards]
     documents = sum(version.manifest.totals.documents for version in versions)
     counts = [found[task] for task in tasks]
-    dropped = write_drops(job.splits[0], job.plan, counts, shards, documents)
+    dropped = write_drops(job.splits[0], job.plan, counts, shards, documents, bands)
     progress.note(
         f"{dropped:,} of {sum(counts):,} documents repeat an earlier one and will be dropped "
         f"(found in {duration(seconds)})"

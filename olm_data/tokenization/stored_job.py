@@ -16,6 +16,7 @@ from typing import Literal
 from olm_data import __version__
 from olm_data.bounded_json import MalformedJson
 from olm_data.config.import_path import is_import_path
+from olm_data.dataset.inputs import RecordOptions
 from olm_data.dataset.job import JobFile, TokenizerIdentity
 from olm_data.dataset.manifest import JOB
 from olm_data.dataset.plan import Plan
@@ -52,7 +53,7 @@ def job_file(job: TokenizeJob | FindDuplicates, plan_name: str) -> JobFile:
     drop_or_keep: Literal["drop", "keep"] = "drop" if settings.dedup else "keep"
     return JobFile(
         plan_file=plan_name,
-        packages=_packages(job.encoder),
+        packages=_packages(job.encoder, job.read),
         plan_sha256=hashlib.sha256(job.plan.encode()).hexdigest(),
         plan=job.plan.digest,
         inputs=job.inputs,
@@ -92,7 +93,9 @@ def load_job(output: str, *, trust: bool = False) -> TokenizeJob | FindDuplicate
         refuse_untrusted(stored.inputs, store.url(JOB))
         if is_import_path(stored.encoder):
             raise untrusted(stored.encoder, store.url(JOB))
-    _check_packages(stored.packages, stored.encoder, output)
+        if stored.read.filter is not None:
+            raise untrusted(stored.read.filter.path, store.url(JOB))
+    _check_packages(stored, output)
     if stored.plan != plan.digest:
         raise _damaged(store, "plan.json is that of another run")
     kind = FindDuplicates if stored.duplicates == "find" else TokenizeJob
@@ -129,22 +132,25 @@ def _damaged(store: Store, why: str) -> ValidationError:
     )
 
 
-def _packages(encoder: str) -> dict[str, str]:
+def _packages(encoder: str, read: RecordOptions) -> dict[str, str]:
     """Versions of the packages whose bytes reach the shards."""
     names = ["pyarrow", "tokenizers", *(["gigatoken"] if encoder == "gigatoken" else [])]
+    names += [library.split()[0] for library in read.libraries]
     return {"olm": __version__, **{name: version(name) for name in names}}
 
 
-def _check_packages(wanted: dict[str, str], encoder: str, output: str) -> None:
+def _check_packages(job: JobFile, output: str) -> None:
     try:
-        here = _packages(encoder)
+        here = _packages(job.encoder, job.read)
     except PackageNotFoundError as error:
         raise ValidationError(
             f"this machine does not have the package {error}",
             where=output,
             fix="install the same versions everywhere",
         ) from error
-    other = [f"{n} {v} there, {here.get(n)} here" for n, v in wanted.items() if here.get(n) != v]
+    other = [
+        f"{n} {v} there, {here.get(n)} here" for n, v in job.packages.items() if here.get(n) != v
+    ]
     if other:
         raise ValidationError(
             "this machine has other versions of packages than the run began with",

@@ -16,9 +16,8 @@ from olm_data.counts import counted, duration, rates
 from olm_data.dataset.account import (
     BAD_REASONS,
     DROP_REASONS,
-    NO_TOKENS,
-    SKIP_REASONS,
     InputAccount,
+    meaning,
     totals_by_input,
     unpack,
 )
@@ -372,9 +371,8 @@ def _unknown(tokenizer: TokenizerSpec, summary: Summary) -> str:
 
 def dropped_lines(dropped: dict[str, int], records: int) -> list[str]:
     """Return each reason for which records were dropped, with its count and meaning."""
-    meaning = DROP_REASONS | SKIP_REASONS | {NO_TOKENS: "the tokenizer makes no token of the text"}
     return [
-        f"{count:,} of {counted(records, 'record')}: {reason} ({meaning[reason]})"
+        f"{count:,} of {counted(records, 'record')}: {printable(reason)} ({meaning(reason)})"
         for reason, count in dropped.items()
     ] or [f"nothing of {counted(records, 'record')}"]
 
@@ -384,6 +382,8 @@ def _selection(source: SourcePlan) -> dict[str, object]:
     options, said = source.options, dict[str, object]()
     if options.where is not None:
         said["where"] = options.where
+    if options.filter is not None:
+        said["filter"] = options.filter.path
     if source.excluded is not None:
         said["exclude"] = f"{len(source.excluded):,} ids"
     if options.sample is not None:

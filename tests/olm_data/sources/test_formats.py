@@ -23,7 +23,7 @@ def test_a_name_tells_its_format_in_any_case_and_packed_where_it_can_be_streamed
 ) -> None:
     kind = FORMATS[ending]
     assert format_of(f"a{ending.upper()}") == kind
-    packed = kind if kind in ("jsonl", "csv", "txt") else None
+    packed = kind if kind in ("jsonl", "csv", "txt", "html", "warc") else None
     assert {format_of(f"a{ending}{codec}") for codec in CODECS} == {packed}
 
 

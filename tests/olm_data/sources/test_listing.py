@@ -36,7 +36,7 @@ def mixed(tmp_path: Path) -> Path:
     (folder / "c.txt").write_text("a text")
     pq.write_table(pa.table({"text": ["a row"]}), folder / "sub" / "d.parquet")
     (folder / "sub" / "notes.md").write_text("notes are text")
-    for name in ("README.md", "LICENSE", "sub/LICENSE.txt", "x.bin", "sub/y.pdf", ".hidden.txt"):
+    for name in ("README.md", "LICENSE", "sub/LICENSE.txt", "x.bin", "sub/y.doc", ".hidden.txt"):
         (folder / name).write_text("not read")
     (folder / "empty.jsonl").touch()
     (folder / "sub" / ".git" / "z.jsonl").write_text("not read")
@@ -55,7 +55,7 @@ def test_a_mixed_folder_is_read_whole_and_the_rest_is_named_with_its_reason(
     assert sorted(read.texts) == ["a line", "a row", "a text", "a zstd line", "notes are text"]
     assert passed(mixed) == {
         "about": {"mixed/README.md", "mixed/LICENSE", "mixed/sub/LICENSE.txt"},
-        "format": {"mixed/x.bin", "mixed/sub/y.pdf"},
+        "format": {"mixed/x.bin", "mixed/sub/y.doc"},
         "hidden": {"mixed/.hidden.txt", "mixed/sub/.git/"},
         "empty": {"empty.jsonl"},
         "link": {"mixed/link/"},

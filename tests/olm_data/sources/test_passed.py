@@ -25,7 +25,7 @@ def test_the_result_the_manifest_and_stats_say_what_was_not_read(
     write_jsonl(folder / "a.jsonl", texts(20))
     alone = make_dataset([folder], tiny_tokenizer, tmp_path / "alone")
     for n in range(25):
-        (folder / f"{n:02d}.pdf").touch()
+        (folder / f"{n:02d}.doc").touch()
     (folder / "forged\n1 document\x1b[31m.bin").touch()
     log = io.StringIO()
     done = make_dataset([folder], tiny_tokenizer, tmp_path / "out", log=log)

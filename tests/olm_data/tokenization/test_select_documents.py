@@ -37,7 +37,7 @@ def test_text_files_end_at_a_limit_too(separator: str | None, tmp_path: Path) ->
     ("options", "error", "message"),
     [
         ({"sample": Fraction(0)}, UsageError, "more than nothing"),
-        ({"exclude_ids": "{}/0.jsonl"}, UsageError, "one text file"),
+        ({"exclude_ids": "{}/0.jsonl"}, UsageError, "in text files"),
         ({"exclude_ids": "{}/gone.txt"}, InputError, "no such file"),
         ({"exclude_ids": "{}/empty.txt"}, InputError, "holds no id"),
         ({"exclude_ids": "{}/odd.txt"}, InputError, "not valid UTF-8"),

@@ -19,7 +19,10 @@ def test_the_command_prints_what_it_made_and_what_to_type_next(text: Path, tmp_p
     assert done.exit_code == 0
     assert "600 entries" in done.stdout
     assert "(1 record dropped)" in done.stdout
-    assert "warning: 1 record malformed (the line is not a JSON object)" in done.stderr
+    assert (
+        "warning: 1 record malformed (the record is damaged, or the line not a JSON object)"
+        in done.stderr
+    )
     assert "the first: a.jsonl, byte " in done.stderr
     other = [*arguments[:2], "--vocab-size", "601", "--output", str(output)]
     assert (

@@ -1,0 +1,1 @@
+"""PDF files: the text that their pages hold."""

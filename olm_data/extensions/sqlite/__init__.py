@@ -1,0 +1,1 @@
+"""SQLite databases: the rows of a table or a query."""
