@@ -34,9 +34,9 @@ from olm_data.encoders import make_encoder
 from olm_data.encoders.base import concatenate
 from olm_data.errors import InputError, OlmError, StorageError, ValidationError, printable
 from olm_data.extensions.verify.plans import check_job, check_plans
-from olm_data.extensions.verify.sample import SamplePlan, check_shard_sample
 from olm_data.extensions.verify.shard import (
     Meter,
+    SamplePlan,
     ShardResult,
     VerifyReport,
     check_shard,
@@ -234,11 +234,8 @@ def _check_shards(
 
     def check(index: int) -> ShardResult:
         info = manifest.shards[index]
-        if plan is None:
-            result = check_shard(store, manifest, info, scope.meter.seen)
-        else:
-            pieces, whole = plan.pieces[index], bool(plan.whole[index])
-            result = check_shard_sample(store, manifest, info, pieces, whole, scope.meter.seen)
+        pieces, whole = (plan.pieces[index], plan.whole[index]) if plan else (None, True)
+        result = check_shard(store, manifest, info, scope.meter.seen, pieces, whole=bool(whole))
         if result.record is not None:  # checksums of blocks are most of a record: not kept
             record = msgspec.structs.replace(result.record[0], blocks=Blocks(0, ""), units=[])
             result.record = (record, result.record[1])
