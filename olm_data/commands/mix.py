@@ -104,7 +104,7 @@ def mix(
     refuse_given(("sequence_length", "documents", "html"), "--compare-packing")
     from olm_data.counts import parse_count
     from olm_data.mixture import mix as verb
-    from olm_data.mixture.extend import extend as extend_lock
+    from olm_data.mixture.revise import extend as extend_lock
     from olm_data.mixture.revise import revise as revise_lock
     from olm_data.mixture.revise import standing
     from olm_data.mixture.summary import warnings
@@ -154,7 +154,7 @@ def mix(
 def _print_mixed(done: MixResult, *, explain: bool, tree: bool, as_json: bool) -> None:
     import msgspec
 
-    from olm_data.mixture import explain as shown
+    from olm_data.mixture import summary as shown
     from olm_data.mixture.summary import summarise
 
     numbers = summarise(done.lock)

@@ -22,9 +22,9 @@ from olm_data.errors import InputError, StorageError, UsageError, printable, sug
 from olm_data.select.where import columns
 from olm_data.sources import hub, named, own, pylib
 from olm_data.sources.base import ColumnKinds, SourcePlan
+from olm_data.sources.columns import common_kind
 from olm_data.sources.listing import Listing, list_files
 from olm_data.sources.readers import reader_of
-from olm_data.sources.values import common_kind
 from olm_data.storage.names import is_column_name
 from olm_data.threads import in_order
 
@@ -128,23 +128,11 @@ def _hub_dataset(source: str) -> str:
     repository = dataset.partition(":")[0]
     if re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", repository):
         return dataset
-    where = f"--source {printable(source)}"
-    if repository.startswith((".", "/", "~", "\\")):
-        raise UsageError(
-            "hf: takes the name of a dataset on the hub, and this is a local path",
-            where=where,
-            fix=f"name files and folders without --source: {printable(repository)}",
-        )
-    if repository.startswith("datasets/"):
-        raise UsageError(
-            "--source hf: takes the name of a dataset, not the address of its files",
-            where=where,
-            fix=f"name the files without --source: {printable(source)}",
-        )
     raise UsageError(
         "this is not the name of a dataset on the hub",
-        where=where,
-        fix="write --source hf:ORG/NAME or hf:ORG/NAME:CONFIG",
+        where=f"--source {printable(source)}",
+        fix="write --source hf:ORG/NAME or hf:ORG/NAME:CONFIG; name files, folders and addresses "
+        "without --source",
     )
 
 

@@ -293,11 +293,7 @@ def load_tokenizer(reference: str | Path, *, eos: str = "auto", bos: str = "none
     name = text.rsplit("/", 1)[-1]
     probe(found, name)
     return spec_from_bytes(
-        found,
-        name=name,
-        config=hub_file(repository, "tokenizer_config.json"),
-        eos=eos,
-        bos=bos,
+        found, name=name, config=hub_file(repository, "tokenizer_config.json"), eos=eos, bos=bos
     )
 
 

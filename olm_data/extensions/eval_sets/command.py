@@ -75,7 +75,7 @@ def build(
         --tokenizer tokenizer.json --output evals/arc_easy
     """
     from olm_data.dataset.eval_set import Primary
-    from olm_data.extensions.eval_sets.build import build as verb
+    from olm_data.extensions.eval_sets.tasks import build as verb
     from olm_data.extensions.eval_sets.tasks import read_ai2, read_jsonl
     from olm_data.sources.formats import format_of
     from olm_data.tokenizer.tokenizer import load_tokenizer

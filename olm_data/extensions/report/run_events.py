@@ -16,8 +16,8 @@ import msgspec
 
 from olm_data.counts import duration
 from olm_data.errors import OlmError, shown
-from olm_data.run_log.bad_steps import BadStep, bad_step_files
 from olm_data.run_log.log import End, Start
+from olm_data.run_log.run_folder import BadStep, bad_step_files
 
 MOST_EVENTS = 400
 MOST_NAMED = 3

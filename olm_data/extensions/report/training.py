@@ -30,8 +30,7 @@ from olm_data.run_log.metric_names import (
     MFU,
     TOKENS_PER_SECOND,
 )
-from olm_data.run_log.run_folder import Sample
-from olm_data.run_log.samples import StepSamples, picked, read_samples
+from olm_data.run_log.run_folder import Sample, StepSamples, picked, read_samples
 
 SHOWN = (CE_LOSS, TOKENS_PER_SECOND, DATA_WAIT_SHARE, MFU)
 

@@ -13,7 +13,7 @@ from support.html_page import HtmlPage
 from olm_data.extensions.report.training import TrainedRun, headline, held_out_section
 from olm_data.extensions.report.write import write_report
 from olm_data.mixture.lock import Lock
-from olm_data.run_log.samples import StepSamples, WrittenText, write_samples
+from olm_data.run_log.run_folder import StepSamples, WrittenText, write_samples
 
 
 def test_report_shows_mixture_training_speed_and_sample(
