@@ -90,16 +90,17 @@ def _kinds(hint: Any) -> list[Any]:
 
 def _is(value: Any, kind: Any) -> bool:
     kind = plain(kind)[0]
-    origin, inner = get_origin(kind), get_args(kind)
+    origin, inner = get_origin(kind) or kind, get_args(kind)
     if kind is Any:
         return True
     if origin is type:
         return inspect.isclass(value) and issubclass(value, inner[0])
     if origin is CALLABLE:
         return callable(value) and not inspect.isclass(value)
-    if origin is None or not isinstance(value, origin) or not issubclass(origin, Sequence):
-        return isinstance(value, Mapping if origin is dict else origin or kind)
-    return not isinstance(value, str) and all(_is(each, inner[0]) for each in value)
+    if not isinstance(value, Mapping if origin is dict else origin) or not inner:
+        return isinstance(value, origin) and not inner
+    several = issubclass(origin, Sequence)
+    return not isinstance(value, str) and (not several or all(_is(v, inner[0]) for v in value))
 
 
 def _word(kind: Any) -> str:

@@ -281,8 +281,10 @@ def _batch_sizes(loader: _DataLoader, log: RunLog) -> StepSizes | None:
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
-    if not path.exists():
-        return None
+    return _decoded(path, kind) if path.exists() else None
+
+
+def _decoded(path: Path, kind: type[T]) -> T:
     try:
         return decode(read_regular(path), kind)
     except MalformedJson as error:
@@ -338,10 +340,7 @@ class BadStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Raises:
             ValidationError: the file is malformed.
         """
-        try:
-            return decode(read_regular(path), cls)
-        except MalformedJson as error:
-            raise malformed_log(path, str(error)) from None
+        return _decoded(path, cls)
 
     def places(self) -> list[str]:
         """Return where each document was read: source, file, row or line."""

@@ -6,10 +6,8 @@ INPUT...  |  --source NAME [--subset] [--root]  |  --source hf:ORG/NAME  |  --so
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import PurePosixPath
 from typing import NamedTuple, cast
@@ -18,7 +16,7 @@ import msgspec
 
 from olm_data.dataset.docs import docs_schema
 from olm_data.dataset.inputs import KEEP_TYPES, InputFile, KeepType, ReadOptions, SourceRequest
-from olm_data.errors import InputError, StorageError, UsageError, printable, suggest
+from olm_data.errors import InputError, UsageError, printable, suggest
 from olm_data.select.where import columns
 from olm_data.sources import hub, named, own, pylib
 from olm_data.sources.base import ColumnKinds, SourcePlan
@@ -95,8 +93,7 @@ def _find(request: SourceRequest, own_path: str | None) -> _Found:
         return _Found(pylib.list_inputs(subset), f"pylib-{subset}")
     if source.startswith("hf:"):
         dataset, split = _hub_dataset(source), request.split or "train"
-        with _local_of_that_name(dataset.partition(":")[0]):
-            return _Found(Listing(hub.list_inputs(dataset, split)), _fit_name(f"{dataset}-{split}"))
+        return _Found(Listing(hub.list_inputs(dataset, split)), _fit_name(f"{dataset}-{split}"))
     entry = named.find(source)
     subset, listing = named.list_inputs(source, subset, root)
     name = _fit_name(f"{source}-{subset}")
@@ -108,18 +105,6 @@ def _own_path(source: str | None) -> str | None:
     if source is None or source == "pylib" or source in named.CATALOGUE or source[:3] == "hf:":
         return None
     return own.own_path(source)
-
-
-@contextmanager
-def _local_of_that_name(repository: str) -> Iterator[None]:
-    """Where the hub does not give a dataset, mention the file or folder of its name."""
-    try:
-        yield
-    except (InputError, StorageError) as error:
-        if not os.path.exists(repository):
-            raise
-        fix = f"{repository} is here, too: name files and folders without --source"
-        raise type(error)(error.what, where=error.where, why=error.why, fix=fix) from error
 
 
 def _hub_dataset(source: str) -> str:

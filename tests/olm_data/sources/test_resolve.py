@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.reading import resolve_source
 
-from olm_data.errors import OlmError, StorageError, UsageError
+from olm_data.errors import OlmError, UsageError
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 
@@ -63,18 +63,6 @@ def test_what_cannot_name_a_dataset_is_not_looked_for_on_the_hub(name: str) -> N
 
 def test_files_of_the_hub_are_inputs_and_its_datasets_are_sources() -> None:
     assert refused(None, "hf:org/name").fix == "--source hf:org/name"
-
-
-def test_a_hub_that_does_not_answer_mentions_the_folder_of_the_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert "network" in (refused("hf:local/books").fix or "")
-    Path("local/books").mkdir(parents=True)
-    error = refused("hf:local/books")
-    assert isinstance(error, StorageError)
-    assert error.fix == "local/books is here, too: name files and folders without --source"
 
 
 def test_a_tokenizer_that_is_not_there_is_not_a_failure_of_the_network() -> None:
