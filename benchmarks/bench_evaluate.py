@@ -21,8 +21,7 @@ import numpy as np
 import torch
 
 from olm_data.dataset.eval_set import EvalSet, Primary
-from olm_data.extensions.eval_sets.build import build
-from olm_data.extensions.eval_sets.tasks import Choice, Question, Task, read_ai2
+from olm_data.extensions.eval_sets.tasks import Choice, Question, Task, build, read_ai2
 from olm_data.extensions.train_tokenizer.train import train_tokenizer
 from olm_data.sources import SourceRequest, resolve_source
 from olm_data.tokenizer.tokenizer import load_tokenizer

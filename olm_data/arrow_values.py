@@ -49,3 +49,14 @@ def as_numpy(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
     bits = np.frombuffer(column.buffers()[1], np.uint8)
     start, stop = column.offset, column.offset + len(column)
     return np.unpackbits(bits, count=stop, bitorder="little")[start:].astype(bool)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of a type are texts or bytes."""
+    return (
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+        or kind in (pa.string_view(), pa.binary_view())
+    )

@@ -80,10 +80,7 @@ def decode(data: bytes, type: Any = Any) -> Any:
 
 
 def decode_own(
-    data: bytes,
-    type: type[T],
-    spelled: Callable[[T], Sequence[bytes]],
-    known: str | None = None,
+    data: bytes, type: type[T], spelled: Callable[[T], Sequence[bytes]], known: str | None = None
 ) -> tuple[T, str]:
     """Return the value of a text that this package writes, and the sha256 of its first part.
 

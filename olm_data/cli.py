@@ -25,9 +25,7 @@ COMMANDS = {
         "status": "Show how far a run is, from storage alone.",
         "work": "Do some tasks of a run: what runners start.",
     },
-    "Tokens to mixture": {
-        "mix": "Compile a mixture manifest into the lock that training reads.",
-    },
+    "Tokens to mixture": {"mix": "Compile a mixture manifest into the lock that training reads."},
     "Look and prove": {},
 }
 """Summaries by heading, those that extensions fill among them. Each command is

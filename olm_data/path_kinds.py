@@ -118,9 +118,7 @@ def nearest(path: str | os.PathLike[str], otherwise: str) -> str:
 def wrong_kind(path: str, found: str, wanted: str) -> OlmError:
     """Return the error of a path that holds something else than what is wanted."""
     return InputError(
-        f"this is {WORDS[found]}, not {WORDS[wanted]}",
-        where=path,
-        fix=_advice(path, found, wanted),
+        f"this is {WORDS[found]}, not {WORDS[wanted]}", where=path, fix=_advice(path, found, wanted)
     )
 
 

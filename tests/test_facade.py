@@ -33,8 +33,8 @@ FACADE = {
     "mixture": {"lock", "shared"},
     "rows": {"cache_plan", "fields", "label_groups", "reader", "views"},
     "run_log": {
-        "bad_steps", "log", "metric_names",
-        "run_folder", "samples",
+        "log", "metric_names",
+        "run_folder",
     },
 }  # fmt: skip
 """Room -> its modules; the first two are no rooms but single modules."""

@@ -117,7 +117,7 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
         "the child with limits itself",
     ),
     "olm_data/user_cache.py": ({"os.open": 1}, _LOCKS),
-    "olm_data/encoders/proof.py": ({"decode_typed": 1}, "a typed file of the user's cache"),
+    "olm_data/encoders/code_points.py": ({"decode_typed": 1}, "a typed file of the user's cache"),
     "olm_train/callbacks/environment.py": (
         {"read_text": 2},
         "/proc: the driver's version; metadata of the packages of this Python",

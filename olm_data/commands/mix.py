@@ -59,8 +59,6 @@ if TYPE_CHECKING:
 def mix(
     manifest: str | None,
     output: str | None,
-    dry_run: bool,
-    overwrite: bool,
     explain: bool,
     tree: bool,
     diff: tuple[str, str] | None,
@@ -68,10 +66,11 @@ def mix(
     revise: str | None,
     at: str | None,
     compare_packing: bool,
+    as_json: bool,
     sequence_length: str | None,
     documents: str,
     html: str | None,
-    as_json: bool,
+    **how: bool,
 ) -> None:
     """Compile a mixture manifest into the lock that training takes.
 
@@ -105,7 +104,7 @@ def mix(
     refuse_given(("sequence_length", "documents", "html"), "--compare-packing")
     from olm_data.counts import parse_count
     from olm_data.mixture import mix as verb
-    from olm_data.mixture.extend import extend as extend_lock
+    from olm_data.mixture.revise import extend as extend_lock
     from olm_data.mixture.revise import revise as revise_lock
     from olm_data.mixture.revise import standing
     from olm_data.mixture.summary import warnings
@@ -119,12 +118,12 @@ def mix(
         )
     require(manifest, "mixture", *(["lock"] if extend else []), "file")
     if revise and at:
-        done = revise_lock(revise, at, manifest, output, dry_run=dry_run, overwrite=overwrite)
+        done = revise_lock(revise, at, manifest, output, **how)
     elif extend:
         tokens = parse_count(extend, "--extend")
-        done = extend_lock(manifest, tokens, output, dry_run=dry_run, overwrite=overwrite)
+        done = extend_lock(manifest, tokens, output, **how)
     else:
-        done = verb.mix(manifest, output, dry_run=dry_run, overwrite=overwrite)
+        done = verb.mix(manifest, output, **how)
     _print_mixed(done, explain=explain, tree=tree, as_json=as_json)
     for warning in [*warnings(done.lock), *done.warnings]:
         warn(warning)
@@ -146,7 +145,7 @@ def mix(
         options = f" --revise {typed(revise)} --at {typed(at)}"
     following = (
         f"olm-data mix {typed(manifest)}{options}"
-        if dry_run
+        if how["dry_run"]
         else f"torchrun -m olm_train.run train.yaml --data_loader.mixture={typed(done.path)}"
     )
     note(f"next: {following}")
@@ -155,7 +154,7 @@ def mix(
 def _print_mixed(done: MixResult, *, explain: bool, tree: bool, as_json: bool) -> None:
     import msgspec
 
-    from olm_data.mixture import explain as shown
+    from olm_data.mixture import summary as shown
     from olm_data.mixture.summary import summarise
 
     numbers = summarise(done.lock)

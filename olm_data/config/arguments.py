@@ -71,8 +71,9 @@ def _read(argument: str, hint: Any, value: Any, name: str) -> Any:
     if any(_is(value, kind) for kind in kinds):
         return value
     words = [_word(kind) for kind in kinds if kind is not NoneType]
+    given = f"the class {value.__name__}" if inspect.isclass(value) else f"a {type(value).__name__}"
     raise UsageError(
-        f"{argument} is {' or '.join(words)}, not {_given(value)}", where=f"{name}({argument}=)"
+        f"{argument} is {' or '.join(words)}, not {given}", where=f"{name}({argument}=)"
     )
 
 
@@ -89,24 +90,17 @@ def _kinds(hint: Any) -> list[Any]:
 
 def _is(value: Any, kind: Any) -> bool:
     kind = plain(kind)[0]
+    origin, inner = get_origin(kind) or kind, get_args(kind)
     if kind is Any:
         return True
-    origin = get_origin(kind)
     if origin is type:
-        (base,) = get_args(kind)
-        return inspect.isclass(value) and issubclass(value, base)
+        return inspect.isclass(value) and issubclass(value, inner[0])
     if origin is CALLABLE:
         return callable(value) and not inspect.isclass(value)
-    if origin in (Mapping, dict):
-        return isinstance(value, Mapping)
-    if origin is not None:
-        inner = get_args(kind)[0]
-        return (
-            isinstance(value, origin)
-            and not isinstance(value, str)
-            and (not issubclass(origin, Sequence) or all(_is(each, inner) for each in value))
-        )
-    return isinstance(value, kind)
+    if not isinstance(value, Mapping if origin is dict else origin) or not inner:
+        return isinstance(value, origin) and not inner
+    several = issubclass(origin, Sequence)
+    return not isinstance(value, str) and (not several or all(_is(v, inner[0]) for v in value))
 
 
 def _word(kind: Any) -> str:

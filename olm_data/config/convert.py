@@ -37,8 +37,7 @@ from olm_data.config.hints import (
     bounds,
 )
 from olm_data.config.import_path import is_import_path, load_class
-from olm_data.config.path import KeyPath, dotted
-from olm_data.config.values import Values
+from olm_data.config.values import KeyPath, Values, dotted
 from olm_data.counts import parse_count
 from olm_data.decoding import convert
 from olm_data.errors import OlmError, UsageError, nearest_of, printable, quoted, suggest
@@ -47,7 +46,7 @@ from olm_data.plugins import names, ours, path_of
 T = TypeVar("T")
 
 _MOST_PLACES = 3
-_SIMPLE = {
+SIMPLE = {
     int: "an integer",
     float: "a number",
     Fraction: "a number",
@@ -394,9 +393,7 @@ def _wrong_type(values: Values, path: KeyPath, hint: Any, value: Any) -> UsageEr
         given = values.is_option(path)
         fix = f"write --{dotted(path)}='{meant}'" if given else _written(path, meant)
     return UsageError(
-        f"{_named(path)} is {describe(hint)}, not {short(value)}",
-        where=values.where(path),
-        fix=fix,
+        f"{_named(path)} is {describe(hint)}, not {short(value)}", where=values.where(path), fix=fix
     )
 
 
@@ -540,8 +537,8 @@ def describe(hint: Any) -> str:
             return note.says
     if any(isinstance(note, OneOf) for note in notes):
         return "one of " + ", ".join(choices(hint))
-    if kind in _SIMPLE:
-        return _SIMPLE[kind]
+    if kind in SIMPLE:
+        return SIMPLE[kind]
     if kind is FilePath:
         return "a path"
     if kind is type(None):

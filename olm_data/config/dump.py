@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 from olm_data.config.convert import hints_of, is_section, kinds_of, parts_of, plain, rest_of, short
 from olm_data.config.hints import Annotations, Parts
 from olm_data.config.import_path import import_path
-from olm_data.config.path import KeyPath, dotted
+from olm_data.config.values import KeyPath, dotted
 from olm_data.plugins import ours
 from olm_data.redaction import MASK, hold, is_credential
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from msgspec import Meta
 
 from olm_data.config.convert import (
+    SIMPLE,
     Field,
     choices,
+    describe,
     fields_of,
     hints_of,
     is_section,
@@ -37,16 +38,6 @@ REST = "run"
 """Name of the table of the fields that are no sections."""
 
 _BLOCK = re.compile(r"(<!-- fields of (\w+) -->\n).*?(<!-- end of fields -->)", re.DOTALL)
-_SIMPLE = {
-    int: "integer",
-    float: "number",
-    Fraction: "number",
-    str: "text",
-    bool: "true or false",
-    Any: "any",
-    FilePath: "path",
-    type(None): "null",
-}
 
 
 @dataclass(frozen=True)
@@ -163,8 +154,8 @@ def _type(hint: Any) -> str:
     if is_union(kind):
         null = ["null"] if type(None) in inner else []
         return " or ".join([_type(one) for one in kinds_of(kind)] + null)
-    if kind in _SIMPLE:
-        return _SIMPLE[kind]
+    if kind in SIMPLE or kind in (FilePath, Any, type(None)):
+        return "any" if kind is Any else re.sub("^an? ", "", describe(kind))
     if known := choices(hint):
         return ", ".join(f"`{choice}`" for choice in known)
     if origin in (dict, Mapping):

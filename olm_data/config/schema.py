@@ -33,8 +33,7 @@ from olm_data.config.convert import (
 from olm_data.config.docs import attributes, parts_by_name, summary_of
 from olm_data.config.dump import as_dict
 from olm_data.config.hints import FilePath, Reader, Schema
-from olm_data.config.path import KeyPath, dotted
-from olm_data.config.values import Values
+from olm_data.config.values import KeyPath, Values, dotted
 from olm_data.plugins import path_of
 
 _ENTRY_POINTS = "x-entry-points"

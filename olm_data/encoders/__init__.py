@@ -16,11 +16,10 @@ from importlib.util import find_spec
 from olm_data.config.import_path import is_import_path
 from olm_data.dataset.inputs import SpecialPolicy
 from olm_data.encoders.base import Encoded, Encoder, Texts
-from olm_data.encoders.code_points import Ranges, Router
+from olm_data.encoders.code_points import ParityReport, Proof, Ranges, Router, recall, remember
 from olm_data.encoders.gigatoken import GigatokenEncoder, UnsupportedTokenizer
 from olm_data.encoders.hf import HfEncoder
 from olm_data.encoders.own import own_encoder, own_path
-from olm_data.encoders.proof import ParityReport, Proof, recall, remember
 from olm_data.encoders.text import TextEncoder
 from olm_data.errors import UsageError, ValidationError, suggest
 from olm_data.extras import install

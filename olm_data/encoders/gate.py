@@ -22,9 +22,19 @@ import numpy as np
 from olm_data.config.import_path import is_import_path
 from olm_data.dataset.inputs import SpecialPolicy
 from olm_data.encoders.base import Encoder, Texts, Unencodable, compare, concatenate, differences
-from olm_data.encoders.code_points import FAR, NEAR, Ranges, Router, points_of, ranges_of, unsettled
+from olm_data.encoders.code_points import (
+    FAR,
+    NEAR,
+    Proof,
+    Ranges,
+    Router,
+    points_of,
+    ranges_of,
+    recall_cuts,
+    remember_cuts,
+    unsettled,
+)
 from olm_data.encoders.hf import HfEncoder
-from olm_data.encoders.proof import Proof, recall_cuts, remember_cuts
 from olm_data.encoders.text import TextEncoder
 from olm_data.errors import ValidationError
 from olm_data.threads import in_order

@@ -26,12 +26,7 @@ from olm_data.dataset.manifest import read_manifest
 from olm_data.dataset.shard import Verify
 from olm_data.decoding import convert
 from olm_data.errors import ConflictError, InputError, OlmError, ValidationError, quoted
-from olm_data.mixture.lock_format import (
-    LockFile,
-    is_consistent,
-    strange_name,
-    take_order,
-)
+from olm_data.mixture.lock_format import LockFile, is_consistent, strange_name, take_order
 from olm_data.order.base import Order
 from olm_data.order.orders import lock_key
 from olm_data.order.schedule import VERSION as ORDER

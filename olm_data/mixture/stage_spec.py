@@ -20,9 +20,8 @@ from msgspec import Meta
 
 from olm_data.config.convert import parse
 from olm_data.config.hints import Count, Reader
-from olm_data.config.path import KeyPath
 from olm_data.config.strict_yaml import MAX_BYTES
-from olm_data.config.values import Values
+from olm_data.config.values import KeyPath, Values
 from olm_data.counts import MAX_COUNT, MAX_SEQUENCE_LENGTH
 from olm_data.errors import InputError, UsageError, printable, quoted, suggest
 from olm_data.order.slots import normalise
@@ -62,47 +61,30 @@ def sources_of(name: str, groups: Groups, inside: tuple[str, ...] = ()) -> list[
         GroupError: a group contains itself, or reaches a source twice.
     """
     if name in inside:
-        raise GroupError(
-            f"group {name!r} contains itself: {' > '.join((*inside, name))}", inside[-1], name
-        )
+        way = " > ".join((*filter(None, inside), name))
+        raise GroupError(f"group {name!r} contains itself: {way}", inside[-1], name)
     if name not in groups:
         return [name]
     found: list[str] = []
     for member in groups[name]:
         for source in sources_of(member, groups, (*inside, name)):
             if source in found:
-                raise GroupError(f"group {name!r} reaches source {source!r} twice", name, member)
+                raise GroupError(f"source {source!r} is reached twice", name, member)
             found.append(source)
     return found
 
 
-def expand(weights: Mapping[str, Fraction], groups: Groups) -> tuple[Share, ...]:
-    """Return the tree of the weighted sources and groups; the shares of its top sum to 1.
-
-    Raises:
-        GroupError: a source is reached twice; its group is "" where the weights name it themselves.
-    """
-    seen: dict[str, str] = {}
-    for name in weights:
-        for source in sources_of(name, groups):
-            if source in seen:
-                raise GroupError(
-                    f"source {source!r} is reached twice: by {seen[source]!r} and by {name!r}",
-                    "",
-                    name,
-                )
-            seen[source] = name
-    return _split(weights, groups, Fraction(1))
-
-
-def _split(weights: Mapping[str, Fraction], groups: Groups, whole: Fraction) -> tuple[Share, ...]:
-    return tuple(
-        Share(
-            name,
-            part * whole,
-            _split(groups[name], groups, part * whole) if name in groups else (),
+def expand(
+    weights: Mapping[str, Fraction], groups: Groups, whole: Fraction = Fraction(1)
+) -> tuple[Share, ...]:
+    """Return the tree of the weighted sources and groups; the shares of its top sum to `whole`."""
+    return (
+        tuple(
+            Share(name, part * whole, expand(groups.get(name, {}), groups, part * whole))
+            for name, part in zip(weights, normalise(list(weights.values())), strict=True)
         )
-        for name, part in zip(weights, normalise(list(weights.values())), strict=True)
+        if weights
+        else ()
     )
 
 
@@ -285,6 +267,19 @@ class _Context:
                     fix=suggest(name, known),
                 )
 
+    def refuse(self, path: KeyPath, members: Mapping[str, Any]) -> None:
+        """Refuse members, found at `path`, that are unknown or lead to a source twice."""
+        self.known(path, members)
+        try:
+            sources_of("", {**self.groups, "": members})
+        except GroupError as error:
+            place = ("groups", error.group) if error.group else path
+            raise UsageError(
+                error.what,
+                where=self.values.where((*place, error.member)),
+                fix=f"remove {error.member!r} here, or from the other place",
+            ) from None
+
 
 def read_groups(
     values: Values, groups: Groups, sources: Sequence[str]
@@ -303,15 +298,6 @@ def read_groups(
                 fix="give the group, or the source, another name",
             )
         _check_weights(context, ("groups", name), weights)
-    try:
-        for name in groups:
-            sources_of(name, groups)
-    except GroupError as error:
-        raise UsageError(
-            error.what,
-            where=values.where(("groups", error.group, error.member)),
-            fix=f"remove {error.member!r} from group {error.group!r}, or from the other place",
-        ) from None
     return groups
 
 
@@ -385,18 +371,10 @@ def _stage(context: _Context, path: KeyPath, keys: StageKeys, longest: int) -> S
                 why="with epochs, the sizes of the sources say how long the stage is",
                 fix="remove `tokens`, or write weights instead of epochs",
             )
-    try:
-        tree = expand(weights, context.groups) if weights else ()
-    except GroupError as error:
-        raise UsageError(
-            f"stage {name!r}: {error.what}",
-            where=values.where((*path, way, error.member)),
-            fix=f"remove {error.member!r} here, or the other one",
-        ) from None
     return StageSpec(
         name=name,
         tokens=tokens,
-        tree=tree,
+        tree=expand(weights, context.groups),
         epochs=epochs,
         max_epochs=_by_epochs(context, (*path, "max_epochs"), keys.max_epochs),
         weights_file=file,
@@ -422,7 +400,7 @@ def _tokens_from(
     context: _Context, path: KeyPath, keys: StageKeys, amounts: Mapping[str, int]
 ) -> int:
     """Return the length of a stage that says how many tokens of each source it has."""
-    context.known((*path, "tokens_from"), amounts)
+    context.refuse((*path, "tokens_from"), amounts)
     total = sum(amounts.values())
     if keys.tokens not in (None, total):
         raise UsageError(
@@ -438,18 +416,12 @@ def _by_epochs(
     context: _Context, path: KeyPath, numbers: Mapping[str, Fraction] | None
 ) -> dict[str, Fraction]:
     """Return a number for each source; a group's number is that of each of its sources."""
-    found: dict[str, Fraction] = {}
-    context.known(path, numbers or ())
-    for name, number in (numbers or {}).items():
-        for source in sources_of(name, context.groups):
-            if source in found:
-                raise UsageError(
-                    f"source {source!r} is reached twice",
-                    where=context.values.where((*path, name)),
-                    fix=f"remove {name!r} here, or the other one",
-                )
-            found[source] = number
-    return found
+    context.refuse(path, numbers or {})
+    return {
+        source: number
+        for name, number in (numbers or {}).items()
+        for source in sources_of(name, context.groups)
+    }
 
 
 def _weights_file(
@@ -473,7 +445,7 @@ def _weights_file(
 
 
 def _check_weights(context: _Context, path: KeyPath, weights: Mapping[str, Fraction]) -> None:
-    context.known(path, weights)
+    context.refuse(path, weights)
     if not any(weights.values()):
         raise UsageError(
             "the weights sum to 0: no source can be drawn",

@@ -197,7 +197,7 @@ class RunLog:
         starts = read_starts(folder, notes)
         entries = list(read_metrics(folder, notes, metrics=metrics))
         steps = [entry for entry in entries if isinstance(entry, Step)]
-        notes += _gaps(folder, starts, [step.step for step in steps])
+        notes += incomplete(folder, starts, [step.step for step in steps])
         evaluations = [entry for entry in entries if isinstance(entry, Evaluation)]
         return cls(folder=folder, starts=starts, steps=steps, evaluations=evaluations, notes=notes)
 
@@ -262,7 +262,9 @@ def keep_until(folder: Path, step: int | None, *, own: bool = True) -> tuple[int
             removed += isinstance(entry, Step)
     if path.exists():
         replace_file(path, b"".join(kept))
-    return removed, [] if step is None else notes + _gaps(folder, starts, numbers, step, own=own)
+    return removed, [] if step is None else notes + incomplete(
+        folder, starts, numbers, step, own=own
+    )
 
 
 class MetricsWriter:
@@ -394,26 +396,13 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _gaps(
-    folder: Path,
-    starts: list[Start],
-    steps: list[int],
-    end: int | None = None,
-    *,
-    own: bool = True,
-) -> list[str]:
-    begun = [start.step for start in starts]
-    return incomplete(folder / METRICS, steps, folder / STARTS, begun, end, own=own)
-
-
 MOST_SHOWN = 3
 
 
 def incomplete(
-    metrics: Path,
+    folder: Path,
+    starts: Sequence[Start],
     steps: Sequence[int],
-    log: Path,
-    begun: Sequence[int],
     end: int | None = None,
     *,
     own: bool = True,
@@ -421,13 +410,13 @@ def incomplete(
     """Return remarks on what should be in a log and is not, or is there twice.
 
     Args:
-        metrics: `metrics.jsonl`.
-        steps: numbers of the logged ones, in its order.
-        log: `starts.jsonl`.
-        begun: the step of the checkpoint that each start went on from.
+        folder: of the run.
+        starts: lines of `starts.jsonl`.
+        steps: numbers of those in `metrics.jsonl`, in its order.
         end: the last step there should be; None: the last one there is.
         own: whether the steps up to `end` were trained in this folder.
     """
+    metrics, log, begun = folder / METRICS, folder / STARTS, [start.step for start in starts]
     if end and own and not steps and not begun:
         return [
             f"{metrics} and {log.name} are missing or empty: what was trained up to step {end:,}, "

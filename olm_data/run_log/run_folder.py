@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -28,8 +28,8 @@ from olm_data.errors import InputError, UsageError, ValidationError, printable
 from olm_data.order.steps import Range, StepSizes, merge_ranges
 from olm_data.path_kinds import nearest
 from olm_data.regular_files import read_regular
-from olm_data.run_log.lines import malformed_log
-from olm_data.run_log.log import METRICS, RunLog, Step
+from olm_data.run_log.lines import malformed_log, read_lines, replace_file
+from olm_data.run_log.log import METRICS, RunLog, Step, Time
 from olm_data.storage.disk import write_durable
 from olm_data.storage.store import Store, absolute, read_json
 
@@ -281,9 +281,148 @@ def _batch_sizes(loader: _DataLoader, log: RunLog) -> StepSizes | None:
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
-    if not path.exists():
-        return None
+    return _decoded(path, kind) if path.exists() else None
+
+
+def _decoded(path: Path, kind: type[T]) -> T:
     try:
         return decode(read_regular(path), kind)
     except MalformedJson as error:
         raise malformed_log(path, str(error)) from None
+
+
+_NAME = re.compile(r"(bad|spike)-step([0-9]{1,18})\.json")
+
+
+class BadDocument(msgspec.Struct, frozen=True):
+    """A document of a row, as `olm_data.rows.views.DocumentView` has it."""
+
+    id: str | None
+    input: str
+    position: Size
+    position_kind: str
+    shard: str
+    document: Size
+    start: Size
+    stop: Size
+
+
+class BadRow(msgspec.Struct, frozen=True):
+    """A row of a bad step, and where it comes from."""
+
+    row: Size
+    stage: str | None
+    source: str | None
+    documents: list[BadDocument]
+
+
+class BadStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A step whose loss or gradient norm, spelt out here, is a spike or not finite.
+
+    Attributes:
+        incomplete: why not all rows could be read.
+    """
+
+    step: Size
+    loss: str
+    grad_norm: str
+    incomplete: str | None = None
+    rows: list[BadRow]
+
+    def write(self, path: Path) -> None:
+        """Write it, durably."""
+        write_durable(path, json.dumps(msgspec.to_builtins(self), indent=1).encode() + b"\n")
+
+    @classmethod
+    def read(cls, path: Path) -> BadStep:
+        """Read one.
+
+        Raises:
+            ValidationError: the file is malformed.
+        """
+        return _decoded(path, cls)
+
+    def places(self) -> list[str]:
+        """Return where each document was read: source, file, row or line."""
+        return [
+            f"{row.source} {piece.input} {piece.position_kind} {piece.position}"
+            for row in self.rows
+            for piece in row.documents
+        ]
+
+
+def bad_step_files(folder: Path) -> list[tuple[int, str, Path]]:
+    """Return (step, "bad" or "spike", path) of those of a run folder, by step."""
+    found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("*-step*.json"))
+    return sorted((int(name[2]), name[1], path) for name, path in found if name)
+
+
+SAMPLES = "samples.jsonl"
+MOST_SHOWN = 12
+"""Steps whose texts a page shows."""
+
+
+class WrittenText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A text: `prompt`, what followed it, and why it ended ("non-finite": the logits were)."""
+
+    prompt: str
+    text: str
+    finish: Literal["stop", "length", "non-finite"]
+
+
+class StepSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The texts after a step, one line of `samples.jsonl`.
+
+    Attributes:
+        step: steps done before.
+        time: when the line was made.
+        texts: one for each prompt, in their order.
+        temperature, top_k, seed: how tokens were chosen.
+    """
+
+    step: Size
+    time: Time = 0.0
+    texts: tuple[WrittenText, ...]
+    temperature: float
+    top_k: int
+    seed: int
+    version: Literal[1] = 1
+
+
+def read_samples(folder: Path, notes: list[str] | None = None) -> list[StepSamples]:
+    """Return the texts of a run by step, ascending; none where there is no such file.
+
+    Args:
+        notes: takes a remark on a last line that is cut off.
+
+    Raises:
+        ValidationError: a line is not what a run writes.
+    """
+    return read_lines(folder / SAMPLES, StepSamples, notes)
+
+
+def write_samples(folder: Path, samples: StepSamples) -> None:
+    """Add the line of a step; lines of it and of later steps go."""
+    _replace(folder, [*_before(folder, samples.step), samples])
+
+
+def picked(samples: Sequence[StepSamples], most: int = MOST_SHOWN) -> list[StepSamples]:
+    """Return those to look at: of the first and last steps, and of steps evenly between."""
+    last = len(samples) - 1
+    places = sorted({number * last // (most - 1) for number in range(most)}) if samples else []
+    return [samples[place] for place in places]
+
+
+def forget_samples(folder: Path, after: int) -> None:
+    """Leave out the lines of steps after `after`: their weights are gone."""
+    kept = _before(folder, after + 1)
+    if len(kept) < len(read_samples(folder)):
+        _replace(folder, kept)
+
+
+def _before(folder: Path, step: int) -> list[StepSamples]:
+    return [each for each in read_samples(folder) if each.step < step]
+
+
+def _replace(folder: Path, samples: list[StepSamples]) -> None:
+    replace_file(folder / SAMPLES, b"".join(msgspec.json.encode(s) + b"\n" for s in samples))

@@ -31,9 +31,22 @@ from typing import Any
 import numpy as np
 
 from olm_data.errors import ResourceError
-from olm_data.runners.base import RETRIES, Count, Deferred, Done, Job, Note, Runner, Watch, whole
+from olm_data.runners.base import (
+    RETRIES,
+    Count,
+    Deferred,
+    Done,
+    Job,
+    Note,
+    Outcome,
+    Runner,
+    Watch,
+    begin,
+    finish,
+    result_of,
+    whole,
+)
 from olm_data.runners.fork_server import one_thread, own_sockets, take_environment
-from olm_data.runners.outcome import Outcome, begin, finish, result_of
 from olm_data.sinks import guard
 from olm_data.threads import cgroup_quota
 

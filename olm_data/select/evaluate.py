@@ -45,12 +45,7 @@ _KERNELS = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
-_ARROW_TYPES = {
-    str: pa.large_string(),
-    bool: pa.bool_(),
-    int: pa.int64(),
-    float: pa.float64(),
-}
+_ARROW_TYPES = {str: pa.large_string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 _EXACT = 1 << 53  # integers up to here are doubles too
 
 

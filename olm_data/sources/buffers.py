@@ -19,11 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from olm_data.arrow_values import as_mask, as_numpy
+from olm_data.arrow_values import as_mask, as_numpy, is_text
 from olm_data.dataset.account import unaccounted
 from olm_data.errors import InputError
 from olm_data.sources.base import DocumentBatch, Drop, Scan
-from olm_data.sources.values import is_text
 
 _DROP_BYTES = 200  # about what a drop takes in memory, without the record itself
 

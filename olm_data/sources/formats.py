@@ -44,10 +44,7 @@ CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".xz": "xz", ".bz2": "
 KNOWN = f"{', '.join(FORMATS)}, and .gz, .zst, .xz or .bz2 after JSON, CSV, text, HTML and WARC"
 TEXT_PER_COMPRESSED_BYTE = 3  # for planning only
 _STREAMED = frozenset({"jsonl", "csv", "txt", "html", "warc"})
-_POSITIONS: dict[str, PositionKind] = {
-    "jsonl": "byte",
-    "txt": "byte",
-}
+_POSITIONS: dict[str, PositionKind] = {"jsonl": "byte", "txt": "byte"}
 """Of others, rows are counted."""
 
 

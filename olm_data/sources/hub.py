@@ -85,10 +85,7 @@ def read(scan: Scan) -> Iterator[DocumentBatch]:
 
 
 def read_texts(
-    input: InputFile,
-    unit: Unit,
-    options: ReadOptions,
-    text_of: TextOf,
+    input: InputFile, unit: Unit, options: ReadOptions, text_of: TextOf
 ) -> Iterator[DocumentBatch]:
     """Yield the documents of a shard whose text a function takes out of each row.
 

@@ -33,12 +33,14 @@ from olm_data.sources.columns import (
     MISSING,
     MOST_FIELDS,
     flattened,
+    kept_columns,
+    kind_of_json,
+    plain_values,
     used_columns,
     value_below,
     value_of,
 )
 from olm_data.sources.formats import refuse_other_bytes
-from olm_data.sources.values import kept_columns, kind_of_json, plain_values
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FIELDS = decoder(dict[str, msgspec.Raw])

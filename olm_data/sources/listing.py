@@ -22,13 +22,7 @@ import msgspec
 
 from olm_data.bounded_json import decode
 from olm_data.dataset.inputs import InputFile
-from olm_data.errors import (
-    InputError,
-    OlmError,
-    UsageError,
-    printable,
-    refuse_secrets,
-)
+from olm_data.errors import InputError, OlmError, UsageError, printable, refuse_secrets
 from olm_data.path_kinds import NO_TEXT, kind_of, nearest, wrong_kind
 from olm_data.regular_files import MAX_CONFIG, read_regular
 from olm_data.sources import hub_files, remote_files
@@ -154,9 +148,7 @@ def _missing(argument: str, path: str) -> OlmError:
             fix=f"--source {printable(argument)}",
         )
     return InputError(
-        "there is no such file or folder",
-        where=argument,
-        fix=nearest(path, "check the path"),
+        "there is no such file or folder", where=argument, fix=nearest(path, "check the path")
     )
 
 
@@ -288,9 +280,7 @@ def _data_files(names: list[str], passed: list[SkippedFile], where: str) -> list
     chosen = _with_known_names(kept, passed, where)
     if not chosen:
         raise InputError(
-            "the folder holds no file of a known format",
-            where=where,
-            fix=f"known: {KNOWN}",
+            "the folder holds no file of a known format", where=where, fix=f"known: {KNOWN}"
         )
     return sorted(chosen)
 

@@ -59,8 +59,7 @@ _C4 = dict.fromkeys(
 ) | dict.fromkeys(("??", "???", "??-Latn"), "multilingual/c4-{}.tfrecord-*.json.gz")
 _WIKIPEDIA = dict.fromkeys(("20231101.en", "20231101.*"), "{}/train-*.parquet")
 _FINEMATH = dict.fromkeys(
-    ("finemath-4plus", "finemath-3plus", "infiwebmath-4plus", "infiwebmath-3plus"),
-    "{}/*.parquet",
+    ("finemath-4plus", "finemath-3plus", "infiwebmath-4plus", "infiwebmath-3plus"), "{}/*.parquet"
 )
 _MATH = {"default": "data/train-*.parquet"}
 _STACK = dict.fromkeys(("python", "*"), "data/{}/*.parquet")

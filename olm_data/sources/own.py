@@ -163,9 +163,7 @@ def _made(path: str, options: Mapping[str, str], where: str) -> OwnSource:
     for name in options:
         if name not in known:
             raise UsageError(
-                f"--{name} has no meaning here",
-                where=where,
-                why=f"{path} has no field {name}",
+                f"--{name} has no meaning here", where=where, why=f"{path} has no field {name}"
             )
     if inspect.isabstract(kind):
         missing = ", ".join(sorted(kind.__abstractmethods__))

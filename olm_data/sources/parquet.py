@@ -23,10 +23,9 @@ from olm_data.parquet import DICTIONARY, column_chunk, first_page, pages
 from olm_data.select.evaluate import matching_groups
 from olm_data.select.where import columns as columns_of
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
-from olm_data.sources.columns import chosen_rows, kinds_of, table_batches, table_schema
+from olm_data.sources.columns import chosen_rows, kinds_of, table_batches, table_schema, too_much
 from olm_data.sources.files import open_binary, reading
 from olm_data.sources.limits import MAX_BATCH_BYTES, Expansion
-from olm_data.sources.values import too_much
 
 _ROWS = 1 << 16  # that are looked at together
 

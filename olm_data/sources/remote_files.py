@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from olm_data.errors import InputError
 from olm_data.storage.bucket import open_bucket
-from olm_data.storage.file_part import Seekable
 from olm_data.storage.objects import Object, RemoteFailure
+from olm_data.storage.service import Seekable
 
 BLOCK = 8 << 20  # bytes fetched at a time; two blocks are in memory
 

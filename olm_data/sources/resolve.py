@@ -6,10 +6,8 @@ INPUT...  |  --source NAME [--subset] [--root]  |  --source hf:ORG/NAME  |  --so
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import PurePosixPath
 from typing import NamedTuple, cast
@@ -25,13 +23,13 @@ from olm_data.dataset.inputs import (
     ReadOptions,
     SourceRequest,
 )
-from olm_data.errors import InputError, StorageError, UsageError, printable, suggest
+from olm_data.errors import InputError, UsageError, printable, suggest
 from olm_data.select.where import columns
 from olm_data.sources import hub, named, own, own_filter, pylib
 from olm_data.sources.base import ColumnKinds, SourcePlan
+from olm_data.sources.columns import common_kind
 from olm_data.sources.listing import Listing, list_files
 from olm_data.sources.readers import CHAT, libraries_of, reader_of
-from olm_data.sources.values import common_kind
 from olm_data.storage.names import is_column_name
 from olm_data.threads import in_order
 
@@ -113,8 +111,7 @@ def _find(request: SourceRequest, own_path: str | None) -> _Found:
         return _Found(pylib.list_inputs(subset), f"pylib-{subset}")
     if source.startswith("hf:"):
         dataset, split = _hub_dataset(source), request.split or "train"
-        with _local_of_that_name(dataset.partition(":")[0]):
-            return _Found(Listing(hub.list_inputs(dataset, split)), _fit_name(f"{dataset}-{split}"))
+        return _Found(Listing(hub.list_inputs(dataset, split)), _fit_name(f"{dataset}-{split}"))
     entry = named.find(source)
     subset, listing = named.list_inputs(source, subset, root)
     name = _fit_name(f"{source}-{subset}")
@@ -128,41 +125,17 @@ def _own_path(source: str | None) -> str | None:
     return own.own_path(source)
 
 
-@contextmanager
-def _local_of_that_name(repository: str) -> Iterator[None]:
-    """Where the hub does not give a dataset, mention the file or folder of its name."""
-    try:
-        yield
-    except (InputError, StorageError) as error:
-        if not os.path.exists(repository):
-            raise
-        fix = f"{repository} is here, too: name files and folders without --source"
-        raise type(error)(error.what, where=error.where, why=error.why, fix=fix) from error
-
-
 def _hub_dataset(source: str) -> str:
     """Return `ORG/NAME[:CONFIG]` of `hf:ORG/NAME[:CONFIG]`."""
     dataset = source.removeprefix("hf:").removeprefix("//")
     repository = dataset.partition(":")[0]
     if re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", repository):
         return dataset
-    where = f"--source {printable(source)}"
-    if repository.startswith((".", "/", "~", "\\")):
-        raise UsageError(
-            "hf: takes the name of a dataset on the hub, and this is a local path",
-            where=where,
-            fix=f"name files and folders without --source: {printable(repository)}",
-        )
-    if repository.startswith("datasets/"):
-        raise UsageError(
-            "--source hf: takes the name of a dataset, not the address of its files",
-            where=where,
-            fix=f"name the files without --source: {printable(source)}",
-        )
     raise UsageError(
         "this is not the name of a dataset on the hub",
-        where=where,
-        fix="write --source hf:ORG/NAME or hf:ORG/NAME:CONFIG",
+        where=f"--source {printable(source)}",
+        fix="write --source hf:ORG/NAME or hf:ORG/NAME:CONFIG; name files, folders and addresses "
+        "without --source",
     )
 
 

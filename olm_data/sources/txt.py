@@ -22,10 +22,10 @@ from olm_data.decompress import ByteStream
 from olm_data.errors import printable
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
 from olm_data.sources.buffers import from_buffers, joined
+from olm_data.sources.columns import kept_columns
 from olm_data.sources.files import open_stream
 from olm_data.sources.formats import whole_file
 from olm_data.sources.limits import check_record
-from olm_data.sources.values import kept_columns
 
 BLANK_LINES = "blank-lines"
 _BOM = b"\xef\xbb\xbf"

@@ -136,39 +136,6 @@ class Backoff:
         return min(self.most, self.first * 2.0 ** (attempt - 1))
 
 
-def retried(
-    action: Callable[[int], T],
-    backoff: Backoff,
-    transient: Callable[[Exception], bool],
-    failed: Callable[[Exception, int, float], None],
-) -> T:
-    """Return what `action(attempt)` returns once it does not fail.
-
-    Args:
-        action: what to try; it gets the number of the attempt, from 1.
-        backoff: the bounds.
-        transient: whether it may help to try again after this error.
-        failed: told of each error that another attempt follows: error, attempt, seconds so far.
-
-    Raises:
-        Exception: the last error of `action`, unchanged.
-    """
-    start = time.monotonic()
-    attempt = 1
-    while True:
-        try:
-            return action(attempt)
-        except Exception as error:
-            seconds = time.monotonic() - start
-            wait = random.uniform(0, backoff.longest(attempt))
-            late = seconds + wait > backoff.within
-            if attempt >= backoff.attempts or late or not transient(error):
-                raise
-            failed(error, attempt, seconds)
-        time.sleep(wait)
-        attempt += 1
-
-
 BACKOFF = Backoff()
 FIRST_CONTACT = Backoff(attempts=6, within=60)  # see `Bucket.hasty`
 PIECE = 8 << 20  # bytes of one ranged read
@@ -229,27 +196,26 @@ class Bucket:
             FileNotFoundError: no such object.
             RemoteFailure: the store refused, or failed too often; names key and request id.
         """
-        here, url, tries = self.service, self.url(key), [1]
-
-        def numbered(number: int) -> T:
-            tries[0] = number
-            return ask(here)
-
-        def again(error: Exception) -> bool:
-            return failures.is_transient(error) and not (stopped is not None and stopped.is_set())
-
-        def failed(error: Exception, number: int, seconds: float) -> None:
-            if number > 1 or seconds > 5:  # a single hiccup is no news
-                said = failures.said(error)
-                _log.warning("%s: %s; trying again (%d)", url, said, number + 1)
-
-        try:
-            bounds = backoff or (FIRST_CONTACT if self.hasty else BACKOFF)
-            return retried(numbered, bounds, again, failed), tries[0]
-        except Exception as error:
-            problem = failures.translated(here, error, url, operation, tries[0])
-            if problem is None:  # not the store's doing
-                raise
+        here, url = self.service, self.url(key)
+        bounds = backoff or (FIRST_CONTACT if self.hasty else BACKOFF)
+        begun, attempt, problem = time.monotonic(), 1, None
+        while problem is None:
+            try:
+                return ask(here), attempt
+            except Exception as error:
+                seconds = time.monotonic() - begun
+                wait = random.uniform(0, bounds.longest(attempt))
+                over = attempt >= bounds.attempts or seconds + wait > bounds.within
+                if over or not failures.is_transient(error) or (stopped and stopped.is_set()):
+                    problem = failures.translated(here, error, url, operation, attempt)
+                    if problem is None:  # not the store's doing
+                        raise
+                    continue
+                if attempt > 1 or seconds > 5:  # a single hiccup is no news
+                    said = failures.said(error)
+                    _log.warning("%s: %s; trying again (%d)", url, said, attempt + 1)
+            time.sleep(wait)
+            attempt += 1
         # Outside the handler: the client's own error repeats what the store sent, and whoever
         # prints a chain of errors would print that.
         raise problem

@@ -161,10 +161,7 @@ class RemotePrefix:
             ConflictError: another process exports to this place, or left another export there.
             StorageError: the store does not keep two writers apart.
         """
-        with (
-            exclusive(self._store, busy=_BUSY, fix=_FIX) as lease,
-            self._store.staging() as folder,
-        ):
+        with exclusive(self._store, busy=_BUSY, fix=_FIX) as lease, self._store.staging() as folder:
             if self.receipt() is not None:
                 raise in_the_way(self.output, "another process has just exported to it")
             fresh = self._claim(claim)

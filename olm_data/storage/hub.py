@@ -24,14 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from olm_data.bounded_json import sha256_file
-from olm_data.errors import (
-    ConflictError,
-    InputError,
-    OlmError,
-    StorageError,
-    UsageError,
-    words,
-)
+from olm_data.errors import ConflictError, InputError, OlmError, StorageError, UsageError, words
 from olm_data.redaction import hold
 from olm_data.regular_files import open_regular, read_regular
 from olm_data.storage.failures import is_connection

@@ -30,9 +30,7 @@ _HEAD = 1 << 20
 
 
 def refuse_output(
-    name: str,
-    option: str = "--output",
-    kind: Literal["folder", "file", "local file"] = "folder",
+    name: str, option: str = "--output", kind: Literal["folder", "file", "local file"] = "folder"
 ) -> None:
     """Refuse what no output can be: nothing, the root, the home folder, what a shell left.
 

@@ -27,7 +27,6 @@ from olm_data.extras import install, needs
 from olm_data.redaction import echoes, hold
 from olm_data.storage import service
 from olm_data.storage.async_http import Bounded, Sending, bounded, event_loop, one_attempt, run
-from olm_data.storage.file_part import Slice
 from olm_data.storage.objects import Object, Options, RemoteFailure, Upload
 from olm_data.storage.plaintext_warning import warn_plaintext
 from olm_data.storage.service import (
@@ -38,6 +37,7 @@ from olm_data.storage.service import (
     Part,
     Refusal,
     Service,
+    Slice,
 )
 
 _REGION = re.compile(r"[a-z0-9-]{1,32}")

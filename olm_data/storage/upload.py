@@ -22,9 +22,8 @@ from pathlib import Path
 from olm_data.errors import ConflictError, StorageError
 from olm_data.storage import bucket as bounds
 from olm_data.storage.bucket import PIECE, Bucket
-from olm_data.storage.file_part import Slice
 from olm_data.storage.objects import RemoteFailure, Upload, other_bytes
-from olm_data.storage.service import Part, Service
+from olm_data.storage.service import Part, Service, Slice
 
 WITHIN = 6 * 3600.0
 """Seconds after which no attempt to send a whole file starts."""

@@ -210,11 +210,7 @@ class Definition:
         return found
 
 
-_STEPS = {
-    "normalizer": "normalizers",
-    "pre_tokenizer": "pretokenizers",
-    "decoder": "decoders",
-}
+_STEPS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
 """Part of the pipeline -> key of the steps of a `Sequence` there."""
 
 

@@ -245,17 +245,11 @@ def load_tokenizer(reference: str | Path, *, eos: str = "auto", bos: str = "none
     """
     path = Path(reference)
     if path.is_dir():
+        models = any(path.glob("*.model"))
         path /= "tokenizer.json"
         if not path.is_file():
-            models = sorted(path.parent.glob("*.model"))
-            raise UsageError(
-                "the folder holds no tokenizer.json",
-                where=str(reference),
-                fix=None
-                if not models
-                else f"{models[0].name} is a sentencepiece model: export it "
-                "with transformers, AutoTokenizer.from_pretrained(FOLDER).save_pretrained(NEW)",
-            )
+            fix = f"export its sentencepiece model; {EXPORT}" if models else None
+            raise UsageError("the folder holds no tokenizer.json", where=str(reference), fix=fix)
     if path.name.endswith(".model"):
         raise UsageError(
             "a sentencepiece model is not a tokenizer.json",
@@ -293,11 +287,7 @@ def load_tokenizer(reference: str | Path, *, eos: str = "auto", bos: str = "none
     name = text.rsplit("/", 1)[-1]
     probe(found, name)
     return spec_from_bytes(
-        found,
-        name=name,
-        config=hub_file(repository, "tokenizer_config.json"),
-        eos=eos,
-        bos=bos,
+        found, name=name, config=hub_file(repository, "tokenizer_config.json"), eos=eos, bos=bos
     )
 
 

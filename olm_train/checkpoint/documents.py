@@ -36,8 +36,7 @@ from olm_data.mixture.lock import Lock
 from olm_data.order.steps import StepSizes
 from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.run_log.log import ENDS, METRICS, STARTS
-from olm_data.run_log.run_folder import ENVIRONMENT
-from olm_data.run_log.samples import SAMPLES
+from olm_data.run_log.run_folder import ENVIRONMENT, SAMPLES
 from olm_data.storage.disk import write_durable
 from olm_data.storage.store import Store, is_remote
 from olm_train.checkpoint.manifest import CONFIG, LOCK, STATE

@@ -19,9 +19,9 @@ from olm_data.errors import OlmError
 from olm_data.mixture.lock import Lock
 from olm_data.order.steps import Range, merge_ranges
 from olm_data.rows.views import LockRows
-from olm_data.run_log.bad_steps import BadDocument, BadRow, BadStep
 from olm_data.run_log.log import read_starts
 from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, STEP_SKIPPED
+from olm_data.run_log.run_folder import BadDocument, BadRow, BadStep
 from olm_train.data.base import DataLoaderBase
 from olm_train.distributed.world import World
 from olm_train.stability.gate import NonFinite

@@ -11,7 +11,7 @@ import pytest
 from support.store_proxy import Proxy, answer, reset
 
 from olm_data.errors import ResourceError, StorageError
-from olm_data.storage import file_part
+from olm_data.storage import service
 from olm_data.storage.store import Store
 
 SIZE = 40 << 20  # three parts
@@ -67,11 +67,11 @@ def test_06_a_local_disk_that_fails_while_sending_aborts_the_upload(
             raise OSError(errno.EIO, "Input/output error")
         return real(*arguments)
 
-    monkeypatch.setattr(file_part.os, "preadv", failing)
+    monkeypatch.setattr(service.os, "preadv", failing)
     with pytest.raises(ResourceError, match="input/output error") as caught:
         store.publish("x", file, "0" * 64)
     assert caught.value.exit_code == 5
-    monkeypatch.setattr(file_part.os, "preadv", real)
+    monkeypatch.setattr(service.os, "preadv", real)
     assert nothing_is_there(store)
 
 

@@ -16,7 +16,7 @@ from support.s3 import client
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import InputError, UsageError
-from olm_data.extensions.doctor.clean import Leftover, clean, parse_age
+from olm_data.extensions.doctor.doctor import Leftover, clean, parse_age
 from olm_data.extensions.verify.datasets import verify
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.store import Store
@@ -34,7 +34,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     # this machine's own: other tests kill processes, too
-    monkeypatch.setattr("olm_data.extensions.doctor.clean.abandoned_sockets", list)
+    monkeypatch.setattr("olm_data.extensions.doctor.doctor.abandoned_sockets", list)
     monkeypatch.setenv("TMPDIR", str(folder))
     return folder
 

@@ -10,7 +10,7 @@ from support.tokenizing import digests, make_dataset, make_request, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.encoders.base import concatenate
-from olm_data.encoders.proof import Proof, remember
+from olm_data.encoders.code_points import Proof, remember
 from olm_data.tokenization.summary import RunResult, summary_lines
 from olm_data.tokenizer.tokenizer import load_tokenizer
 

@@ -20,7 +20,7 @@ from support.racing import race
 from olm_data import redaction
 from olm_data.errors import InputError, UsageError, refuse_secrets, said_by, words
 from olm_data.redaction import echoes, hold, names_credentials, redacted
-from olm_data.runners.outcome import attempt
+from olm_data.runners.base import attempt
 from olm_data.storage.plaintext_warning import is_loopback, warn_plaintext
 
 SHAPES = {

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from olm_data.dataset.eval_set import EvalSet, Primary
-from olm_data.extensions.eval_sets.build import build
-from olm_data.extensions.eval_sets.tasks import Choice, Question, Task
+from olm_data.extensions.eval_sets.tasks import Choice, Question, Task, build
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "owls", "sleep"]

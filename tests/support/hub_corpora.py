@@ -10,8 +10,13 @@ import pytest
 from support.texts import given
 
 from olm_data.errors import InputError, UsageError
-from olm_data.extensions.text_stream.corpus import hub_corpus, named_corpus
-from olm_data.extensions.text_stream.documents import Documents, Order, Slot
+from olm_data.extensions.text_stream.documents import (
+    Documents,
+    Order,
+    Slot,
+    hub_corpus,
+    named_corpus,
+)
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 NAME = "HuggingFaceFW/fineweb-edu"

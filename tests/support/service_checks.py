@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from olm_data.storage.file_part import Slice
 from olm_data.storage.objects import Upload
-from olm_data.storage.service import Condition, Refusal, Service
+from olm_data.storage.service import Condition, Refusal, Service, Slice
 
 
 def check_service(service: Service, bucket: str, folder: Path) -> None:

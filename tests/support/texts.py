@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from olm_data.extensions.text_stream.corpus import Corpus
-from olm_data.extensions.text_stream.documents import Documents, Order, Slot
+from olm_data.extensions.text_stream.documents import Corpus, Documents, Order, Slot
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 

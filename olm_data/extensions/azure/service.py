@@ -21,10 +21,9 @@ from olm_data.extras import needs
 from olm_data.redaction import hold
 from olm_data.storage import service
 from olm_data.storage.async_http import event_loop, guarded, one_attempt, run
-from olm_data.storage.file_part import Slice
 from olm_data.storage.objects import Object, Options, Upload
 from olm_data.storage.plaintext_warning import warn_plaintext
-from olm_data.storage.service import WRITER, Condition, GetResult, Part, Refusal, Service
+from olm_data.storage.service import WRITER, Condition, GetResult, Part, Refusal, Service, Slice
 
 BLOCK = 16 << 20  # bytes
 _WRITER = WRITER.replace("-", "_")  # a name of metadata is an identifier

@@ -32,8 +32,8 @@ def doctor(
     olm-data doctor ./tokens/books --clean --older-than 12h
     """
     if clean:
-        from olm_data.extensions.doctor.clean import clean as delete
-        from olm_data.extensions.doctor.clean import parse_age
+        from olm_data.extensions.doctor.doctor import clean as delete
+        from olm_data.extensions.doctor.doctor import parse_age
 
         emit(delete(place, parse_age(older_than), dry_run=dry_run), as_json)
         return

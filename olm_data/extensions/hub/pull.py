@@ -19,7 +19,7 @@ import msgspec
 
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.extensions.hub.content import Kind, Watch
-from olm_data.extensions.hub.kinds import KINDS
+from olm_data.extensions.hub.models import KINDS
 from olm_data.storage.destination import LocalFolder, in_the_way
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder
 from olm_data.storage.hub import HubFile, Repository

@@ -23,7 +23,7 @@ import msgspec
 from olm_data.bounded_json import sha256_file
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError, printable
 from olm_data.extensions.hub.content import CARD, Branch, Content, Kind, Watch
-from olm_data.extensions.hub.kinds import KINDS
+from olm_data.extensions.hub.models import KINDS
 from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.hub import HubFile, Repository, is_commit
 from olm_data.storage.names import is_working

@@ -148,7 +148,7 @@ def _olmo_core(file: TokenFile, sidecar: str, dtype: np.dtype[Any]) -> Borders:
             csv.ParseOptions(newlines_in_values=True),
             csv.ConvertOptions(
                 column_types={"start": pa.int64(), "end": pa.int64()}
-                | {name: pa.string() for name in names[2:]},
+                | {name: pa.string() for name in names[2:]}
             ),
         )
     except pa.ArrowInvalid as error:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 from functools import partial
+from typing import Any
 
 import click
 
 from olm_data.command import Count
-from olm_data.commands.said import note, refuse_given, show_progress, show_read
-from olm_data.errors import UsageError, typed
-from olm_data.extensions.importing.command_mixture import MANIFEST, import_mixture
-from olm_data.printing import emit
+from olm_data.commands.said import note, refuse_given, show_progress, show_read, warn
+from olm_data.counts import counted
+from olm_data.errors import UsageError, printable, typed
+from olm_data.printing import emit, print_json
 
+SHOWN = 20
 MIXTURES = (".yaml", ".yml", ".json", ".txt")
 
 
@@ -47,11 +50,9 @@ def import_(
     eos: str,
     bos: str,
     strict_inputs: bool,
-    tokens: str | None,
-    sequence_length: int,
-    data: str,
     dry_run: bool,
     as_json: bool,
+    **mixed: Any,
 ) -> None:
     """Make a dataset of the token files of dolma, OLMo-core, Megatron or datatrove, in place.
 
@@ -67,17 +68,8 @@ def import_(
     """
     if _is_mixture(inputs):
         refuse_given(("eos", "bos", "strict_inputs"), "token files, and this is a mixture")
-        import_mixture(
-            inputs[0],
-            sequence_length=sequence_length,
-            tokens=tokens,
-            data=data,
-            output=output or MANIFEST,
-            tokenizer=tokenizer,
-            dtype=dtype,
-            dry_run=dry_run,
-            as_json=as_json,
-        )
+        mixed |= {"output": output or "manifest.yaml", "tokenizer": tokenizer, "dtype": dtype}
+        _import_mixture(inputs[0], dry_run=dry_run, as_json=as_json, **mixed)
         return
     refuse_given(("tokens", "sequence_length", "data"), "mixtures, and these are token files")
     if tokenizer is None or output is None:
@@ -90,15 +82,9 @@ def import_(
 
     spec = load_tokenizer(tokenizer, eos=eos, bos=bos)
     with show_progress("import") as progress:
-        done = import_files(
-            inputs,
-            output,
-            spec,
-            dtype=dtype,
-            dry_run=dry_run,
-            strict_inputs=strict_inputs,
-            watch=partial(show_read, progress),
-        )
+        watch = partial(show_read, progress)
+        how: dict[str, Any] = {"dtype": dtype, "dry_run": dry_run, "strict_inputs": strict_inputs}
+        done = import_files(inputs, output, spec, watch=watch, **how)
     for remark in done.notes:
         note(f"note: {remark}")
     emit(done, as_json)
@@ -112,3 +98,96 @@ def _is_mixture(inputs: tuple[str, ...]) -> bool:
     named = suffix in MIXTURES or (not suffix and os.path.isfile(inputs[0]))
     paired = os.path.exists(f"{inputs[0]}.bin")  # a Megatron prefix
     return len(inputs) == 1 and named and not paired and not os.path.isdir(inputs[0])
+
+
+def _import_mixture(
+    file: str,
+    *,
+    sequence_length: int,
+    tokens: str | None,
+    data: str,
+    output: str,
+    dry_run: bool,
+    as_json: bool,
+    **said: str | None,
+) -> None:
+    """Write the manifest of another project's mixture; print the commands that make its datasets.
+
+    Args:
+        file: OLMo-core's source mixture, or Megatron's blend list.
+        sequence_length: of the manifest.
+        tokens: of the run, where the file does not say.
+        data: folder of the datasets.
+        output: the manifest.
+        dry_run: print what would be written.
+        as_json: for programs.
+        said: tokenizer and dtype of the files, None: put in by hand.
+    """
+    from olm_data.counts import parse_count
+    from olm_data.errors import ConflictError, InputError
+    from olm_data.extensions.importing import mixtures
+    from olm_data.path_kinds import nearest
+    from olm_data.regular_files import MAX_SMALL, read_regular
+    from olm_data.storage.output_paths import refuse_output
+
+    refuse_output(output, "--output", "local file")
+    try:
+        raw = read_regular(file, MAX_SMALL)
+    except OSError as error:
+        what, fix = f"cannot read the file: {error.strerror}", nearest(file, "check the path")
+        raise InputError(what, where=file, fix=fix) from None
+    found = mixtures.read_mixture_file(raw, file)
+    text = mixtures.manifest_text(
+        found,
+        origin=os.path.basename(file),
+        sequence_length=sequence_length,
+        tokens=parse_count(tokens, "--tokens") if tokens else None,
+        data=data,
+        folder=os.path.dirname(output),
+    )
+    commands = [
+        mixtures.import_command(source, data=data, output=output, **said)
+        for source in found.sources
+    ]
+    pairs = list(zip(found.sources, commands, strict=True))
+    if as_json:
+        sources = [
+            {
+                "name": source.name,
+                **{
+                    name: None if value is None else str(value)
+                    for name in ("weight", "max_epochs")
+                    for value in [getattr(source, name)]
+                },
+                "paths": list(source.paths),
+                "command": command,
+            }
+            for source, command in pairs
+        ]
+        print_json({"output": output, "sources": sources, "manifest": text})
+    elif dry_run:
+        click.echo(text, nl=False)
+    if not dry_run:
+        try:
+            with open(output, "x", encoding="utf-8") as opened_output:
+                opened_output.write(text)
+        except FileExistsError:
+            fix = "choose another --output, or remove it"
+            raise ConflictError("a file is here already", where=output, fix=fix) from None
+        note(f"wrote {output}: {counted(len(found.sources), 'source')}")
+    for source, command in pairs:
+        if command is None:
+            warn(
+                f"source {source.name}: olm-data import does not take "
+                f"{printable(source.paths[0])}; copy its files to a folder or s3://BUCKET/PREFIX "
+                "and import that"
+            )
+    runnable = [command for command in commands if command is not None]
+    for command in runnable[:SHOWN]:
+        note(f"next: {printable(command)}")
+    if len(runnable) > SHOWN:
+        note(f"and {len(runnable) - SHOWN:,} more such commands: --json --dry-run lists them all")
+    for option, value in said.items():
+        if value is None and any(f" {option.upper()} " in command for command in runnable):
+            note(f"      put the files' own for {option.upper()}, or say --{option}")
+    note(f"then: olm-data mix {shlex.quote(printable(output))}")

@@ -65,15 +65,19 @@ from olm_data.extensions.importing.borders import (
     read_borders,
     tokenizer_of,
 )
-from olm_data.extensions.importing.dtypes import advice, defect, looks_like
-from olm_data.extensions.importing.token_files import TokenFile, copies, find, pieces, refuse
+from olm_data.extensions.importing.token_files import (
+    TokenFile,
+    advice,
+    copies,
+    defect,
+    find,
+    looks_like,
+    pieces,
+    refuse,
+)
 from olm_data.printing import record
 from olm_data.runners.local import granted_cpus
-from olm_data.sources.passed import (
-    passed_lines,
-    refuse_passed,
-    tally,
-)
+from olm_data.sources.passed import passed_lines, refuse_passed, tally
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.names import refuse_escape
@@ -294,12 +298,7 @@ def import_files(
     store = Store(absolute(output))
     names = [_name_below(store, file) for file in found]
     job = _Import(
-        store=store,
-        files=found,
-        passed=tally(passed),
-        names=names,
-        tokenizer=tokenizer,
-        dtype=kind,
+        store=store, files=found, passed=tally(passed), names=names, tokenizer=tokenizer, dtype=kind
     )
     if all(name is None for name in names):  # else the folder is that of the files
         refuse_dataset_folder(store)

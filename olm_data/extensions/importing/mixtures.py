@@ -20,10 +20,9 @@ from typing import Annotated, Any
 
 from olm_data.config.convert import parse
 from olm_data.config.hints import Reader
-from olm_data.config.path import KeyPath
 from olm_data.config.schema import modeline
 from olm_data.config.strict_yaml import scalar
-from olm_data.config.values import Values
+from olm_data.config.values import KeyPath, Values
 from olm_data.counts import parse_count
 from olm_data.errors import UsageError, printable, quoted
 from olm_data.mixture.schema import PATH

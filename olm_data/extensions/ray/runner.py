@@ -22,10 +22,21 @@ import numpy as np
 
 from olm_data.errors import ResourceError, StorageError, said_by
 from olm_data.extras import needs
-from olm_data.runners.base import RETRIES, Count, Done, Job, Note, Runner, StoredJob, Watch
+from olm_data.runners.base import (
+    RETRIES,
+    Count,
+    Done,
+    Job,
+    Note,
+    Outcome,
+    Runner,
+    StoredJob,
+    Watch,
+    attempt,
+    result_of,
+)
 from olm_data.runners.heartbeat import Heartbeat, read_beats
 from olm_data.runners.local import Reporter
-from olm_data.runners.outcome import Outcome, attempt, result_of
 from olm_data.sinks import guard
 from olm_data.storage.objects import VARIABLE
 from olm_data.storage.store import Store
@@ -95,13 +106,7 @@ class RayRunner(Runner):
             ) from error
 
     def _run(
-        self,
-        job: StoredJob,
-        todo: deque[int],
-        total: int,
-        done: Done,
-        watch: Watch,
-        note: Note,
+        self, job: StoredJob, todo: deque[int], total: int, done: Done, watch: Watch, note: Note
     ) -> None:
         ray = self._ray
         one = ray.remote(num_cpus=1, max_retries=0)(_one)

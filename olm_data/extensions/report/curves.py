@@ -23,7 +23,7 @@ import numpy as np
 from olm_data.errors import ValidationError, printable
 from olm_data.extensions.ledger.files import LEDGER, LedgerFile, ledger_files
 from olm_data.extensions.show.ledger import POSITION_EDGES, POSITION_NAMES, source_numbers
-from olm_data.extensions.watching.tail import StepColumns
+from olm_data.extensions.watching.follow import StepColumns
 
 POINTS = 256
 MOST_SOURCES = 8

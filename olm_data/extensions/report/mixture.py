@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from olm_data.counts import scaled
-from olm_data.mixture.explain import TreeNode, tree, walk
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.lock_format import manifest_stages
-from olm_data.mixture.summary import summarise
+from olm_data.mixture.summary import TreeNode, summarise, tree, walk
 from olm_data.page import (
     COLOURS,
     colours,

@@ -17,8 +17,7 @@ from olm_data.errors import InputError, OlmError, shown
 from olm_data.extensions.ledger.files import LEDGER, is_ledger_name
 from olm_data.extensions.watching.watched import EVAL, is_watched_name
 from olm_data.run_log.log import ENDS, METRICS, STARTS
-from olm_data.run_log.run_folder import CONFIG, ENVIRONMENT, SAMPLE
-from olm_data.run_log.samples import SAMPLES
+from olm_data.run_log.run_folder import CONFIG, ENVIRONMENT, SAMPLE, SAMPLES
 from olm_data.storage.store import Entry, Store
 
 SECONDS = 30.0

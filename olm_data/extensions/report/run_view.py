@@ -43,7 +43,7 @@ from olm_data.extensions.report.evaluations import (
     point,
 )
 from olm_data.extensions.report.step_documents import StepDocuments, step_documents
-from olm_data.extensions.watching.tail import LogTail
+from olm_data.extensions.watching.follow import LogTail
 from olm_data.extensions.watching.watched import WatchedTail
 from olm_data.mixture.lock import Lock, lock_of_run
 from olm_data.order.schedule import Schedule
@@ -61,8 +61,7 @@ from olm_data.run_log.metric_names import (
     MFU,
     TOKENS_PER_SECOND,
 )
-from olm_data.run_log.run_folder import CONFIG, Sample
-from olm_data.run_log.samples import StepSamples, picked, read_samples
+from olm_data.run_log.run_folder import CONFIG, Sample, StepSamples, picked, read_samples
 
 MOST_EVENTS = 400
 MOST_NAMED = 3

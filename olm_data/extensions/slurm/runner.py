@@ -14,10 +14,13 @@ pre-empted or lose their node are queued again by Slurm and skip what is done.
 from __future__ import annotations
 
 import hashlib
+import re
 import shlex
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +34,6 @@ from olm_data.errors import (
     UsageError,
     ValidationError,
 )
-from olm_data.extensions.slurm import slurm_commands as slurm
 from olm_data.regular_files import MAX_SMALL, open_regular
 from olm_data.runners.base import Count, Done, Job, Note, Runner, StoredJob, Watch
 from olm_data.runners.heartbeat import RUN, Beat, read_beats
@@ -73,7 +75,7 @@ class SlurmRunner(Runner):
         retries: int = 2,
     ) -> None:
         self.workers = workers or DEFAULT_WORKERS
-        self.options, self.retries = slurm.sbatch_options(options), retries
+        self.options, self.retries = sbatch_options(options), retries
         self.logs = logs.absolute()
 
     def planned(self, tasks: int) -> str:
@@ -95,7 +97,7 @@ class SlurmRunner(Runner):
         array = _earlier(name, job.output)
         if array is not None:
             note(f"Slurm job {array} of an earlier command is still at work: following it")
-        largest, fruitless = slurm.largest_array(), 0
+        largest, fruitless = largest_array(), 0
         while follow.left:
             if array is None:
                 array = self._submit(job, sorted(follow.left), name, largest, note)
@@ -109,7 +111,7 @@ class SlurmRunner(Runner):
                     fix="the job may be at work; run the same command again to follow it",
                 ) from silence
             except BaseException:  # an error or Ctrl-C: nobody is left to wait for the array
-                slurm.cancel(array)
+                cancel(array)
                 note(f"cancelled Slurm job {array}; finished shards are kept")
                 raise
             fruitless = fruitless + 1 if len(follow.left) == before else 0
@@ -134,9 +136,7 @@ class SlurmRunner(Runner):
             *("--open-mode=append", "--requeue"),
             *self.options,
         ]
-        array = slurm.submit(
-            batch_script(job.output, listed, elements, trust=job.own_parts), options
-        )
+        array = submit(batch_script(job.output, listed, elements, trust=job.own_parts), options)
         note(
             f"Slurm job {array}: {len(tasks):,} tasks in {elements:,} elements, "
             f"at most {min(self.workers, elements):,} at a time; logs in {self.logs}"
@@ -147,7 +147,7 @@ class SlurmRunner(Runner):
         self, job: StoredJob, array: str, follow: _Following, fruitless: int
     ) -> Exception:
         task = min(follow.left)
-        elements = array_elements(len(follow.left), self.workers, slurm.largest_array())
+        elements = array_elements(len(follow.left), self.workers, largest_array())
         log = self.logs / f"{array}_{sorted(follow.left).index(task) % elements}.log"
         if follow.error is not None:
             return follow.error
@@ -187,7 +187,7 @@ class _Following:
         pause, wait, silent, said = SHORTEST_POLL, threading.Event().wait, 0.0, ""
         self.error = None
         while self.left:
-            now = slurm.state(array)
+            now = state(array)
             running = self._hear(f"slurm-{array}-")
             self._watch(self._counts, running)
             if now is not None and now.ended:
@@ -210,13 +210,13 @@ class _Following:
     def _dismiss(self, array: str) -> None:
         """Let the workers of a finished array end; cancel elements that wait for nothing."""
         for _ in range(LAST_POLLS):
-            now = slurm.state(array)
+            now = state(array)
             if now is None or now.ended:
                 return
             if not now.running:
                 break
             threading.Event().wait(SHORTEST_POLL)
-        slurm.cancel(array)
+        cancel(array)
 
     def _hear(self, prefix: str) -> list[int]:
         """Read the heartbeats of an array; return the running tasks."""
@@ -284,7 +284,7 @@ def _earlier(name: str, output: str) -> str | None:
     Raises:
         ConflictError: an array of other work writes to the same output.
     """
-    found = slurm.live_jobs(name.rsplit("-", 1)[0])
+    found = live_jobs(name.rsplit("-", 1)[0])
     for other in found.keys() - {name}:
         raise ConflictError(
             f"Slurm job {found[other]} of another run is still writing this output",
@@ -322,3 +322,142 @@ def _last_line(log: Path) -> str | None:
         return None  # the nodes' folder is not visible here
     said = [line for line in lines if line.strip()]
     return f"its log ends: {said[-1]}" if said else None
+
+
+TIMEOUT_SECONDS = 120.0
+OWN_OPTIONS = frozenset(
+    {"array", "chdir", "error", "job-name", "open-mode", "output", "parsable", "requeue", "wrap"}
+)
+"""sbatch options that the runner sets itself."""
+
+
+@dataclass(frozen=True)
+class ArrayState:
+    """The elements of a job array that have not ended.
+
+    Attributes:
+        running: indices of elements at work.
+        waiting: index -> reason, of elements that wait.
+    """
+
+    running: frozenset[int]
+    waiting: dict[int, str]
+
+    @property
+    def ended(self) -> bool:
+        """Whether no element is left."""
+        return not self.running and not self.waiting
+
+
+def sbatch_options(given: Sequence[str]) -> list[str]:
+    """Return sbatch options for `KEY=VALUE` or `KEY` words: `partition=cpu`, `exclusive`.
+
+    Raises:
+        UsageError: not an option, or one that the runner sets.
+    """
+    options = []
+    for word in given:
+        key, equals, value = word.partition("=")
+        if not re.fullmatch(r"[a-z][a-z-]*", key) or (equals and not value):
+            raise UsageError(
+                f"--slurm {word!r} is not KEY=VALUE", fix="write --slurm partition=NAME"
+            )
+        if key in OWN_OPTIONS:
+            raise UsageError(
+                f"--slurm {key} is set by this command",
+                fix="use --workers for the number of jobs at a time",
+            )
+        options.append(f"--{key}={value}" if equals else f"--{key}")
+    return options
+
+
+def submit(script: str, options: Sequence[str]) -> str:
+    """Submit a batch script; return the job id.
+
+    Raises:
+        UsageError: Slurm refused it.
+        ResourceError: Slurm is not here or does not answer.
+    """
+    done = _run(["sbatch", "--parsable", *options], script)
+    if done.returncode != 0:
+        raise UsageError(
+            "Slurm refused the job",
+            where="sbatch " + " ".join(options),
+            why="; ".join(done.stderr.split("\n")).strip("; ") or f"exit code {done.returncode}",
+            fix="check the --slurm options; sinfo shows partitions",
+        )
+    return done.stdout.strip().split(";")[0]  # ID or ID;CLUSTER
+
+
+def live_jobs(prefix: str) -> dict[str, str]:
+    """Return name -> id of this user's jobs that have not ended and whose names begin so.
+
+    Raises:
+        ResourceError: Slurm does not answer.
+    """
+    live = "--states=PENDING,RUNNING,SUSPENDED,CONFIGURING"  # others write nothing any more
+    done = _run(["squeue", "--noheader", "--me", live, "--format=%F %j"])
+    if done.returncode != 0:
+        raise _no_answer("squeue", done)
+    jobs = [line.split(None, 1) for line in done.stdout.splitlines()]
+    return {name.strip(): number for number, name in jobs if name.startswith(prefix)}
+
+
+def state(job: str) -> ArrayState | None:
+    """Return what the elements of a job array do; None if Slurm does not answer."""
+    done = _run(["squeue", "--noheader", "--array", f"--jobs={job}", "--format=%K|%T|%r"])
+    if done.returncode != 0:
+        if "Invalid job id" in done.stderr:  # it ended long ago, and Slurm forgot it
+            return ArrayState(frozenset(), {})
+        return None
+    running, waiting = set(), {}
+    for line in done.stdout.splitlines():
+        index, what, reason = line.strip().split("|", 2)
+        number = int(index) if index.isdecimal() else 0
+        if what in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED"):
+            waiting[number] = reason
+        else:  # RUNNING, COMPLETING, CONFIGURING, ...
+            running.add(number)
+    return ArrayState(frozenset(running), waiting)
+
+
+def cancel(job: str) -> None:
+    """End a job; one that has ended is no error."""
+    _run(["scancel", job])
+
+
+def largest_array() -> int:
+    """Return how many elements an array may have at most."""
+    done = _run(["scontrol", "show", "config"])
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.MULTILINE)
+    if found is None:
+        raise _no_answer("scontrol show config", done)
+    return max(1, int(found[1]))
+
+
+def _no_answer(command: str, done: subprocess.CompletedProcess[str]) -> ResourceError:
+    return ResourceError(
+        "Slurm does not answer",
+        where=command,
+        why=done.stderr.strip() or None,
+        fix="check that this machine may submit jobs, then run the command again",
+    )
+
+
+def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_SECONDS,
+        )
+    except FileNotFoundError as error:
+        raise ResourceError(
+            f"there is no {command[0]} on this machine",
+            fix="run this on a machine that may submit Slurm jobs, or without --runner slurm",
+        ) from error
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"no answer in {TIMEOUT_SECONDS:.0f} s")

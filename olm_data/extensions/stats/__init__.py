@@ -1,5 +1,3 @@
 """What is in a dataset, counted in bounded memory."""
 
-COMMANDS = {
-    "stats": ("Look and prove", "Count what is in a dataset."),
-}
+COMMANDS = {"stats": ("Look and prove", "Count what is in a dataset.")}

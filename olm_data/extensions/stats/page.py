@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,20 +84,31 @@ def _lengths(stats: Stats) -> str:
     return section("Document lengths", svg(draw, alt) + lengths + note("Quantiles are within 1 %."))
 
 
+def _bars(
+    bars: Sequence[tuple[str, float]],
+    alt: str,
+    label: str,
+    colour: str,
+    form: Callable[[float], str] = "{:g}".format,
+) -> str:
+    def draw(axes: Axes) -> None:
+        heights = list(range(len(bars)))
+        axes.barh(heights, [size for _, size in bars], 0.7, color=colour)
+        axes.set_yticks(heights, [shortened(printable(name), NAME) for name, _ in bars])
+        axes.invert_yaxis()
+        axes.xaxis.set_major_formatter(lambda value, _: form(value))
+        axes.set_xlabel(label)
+        axes.grid(visible=False, axis="y")
+
+    return svg(draw, alt, height=0.9 + 0.26 * len(bars))
+
+
 def _inputs(stats: Stats) -> str:
     items = [*stats.inputs, *([stats.more] if stats.more else [])]
 
-    def draw(axes: Axes) -> None:
-        heights = list(range(len(items)))
-        axes.barh(heights, [item.tokens for item in items], 0.7, color=COLOURS[0])
-        axes.set_yticks(heights, [shortened(printable(item.path), NAME) for item in items])
-        axes.invert_yaxis()
-        axes.xaxis.set_major_formatter(lambda value, _: scaled(value))
-        axes.set_xlabel("tokens")
-        axes.grid(visible=False, axis="y")
-
     alt = f"Tokens of {len(items):,} inputs; the table below has the numbers"
-    picture = svg(draw, alt, height=0.9 + 0.26 * len(items)) if len(items) > 1 else ""
+    bars = [(item.path, float(item.tokens)) for item in items]
+    picture = _bars(bars, alt, "tokens", COLOURS[0], scaled) if len(items) > 1 else ""
     shown = len(stats.inputs)
     title = "Inputs" if shown == stats.inputs_all else f"The {shown:,} largest inputs"
     return section(title, picture + table(*input_table(stats), numbers=6))
@@ -139,17 +151,10 @@ def _column(column: ColumnCount, documents: int) -> str:
     about = f"; counts are at most {column.error:,} too low" if column.error and top else ""
     rows = top_table(column, documents, len(column.top))
 
-    def draw(axes: Axes) -> None:
-        heights = list(range(len(top)))
-        axes.barh(heights, [100 * n / documents for _, n in top], 0.7, color=COLOURS[2])
-        axes.set_yticks(heights, [shortened(printable(value), NAME) for value, _ in top])
-        axes.invert_yaxis()
-        axes.set_xlabel("share of documents, %")
-        axes.grid(visible=False, axis="y")
-
     telling = len(top) > 1 and top[0][1] > documents / 100  # a column of names has no picture
     alt = f"Share of documents by {printable(column.name)}; the table below has the numbers"
-    picture = svg(draw, alt, height=0.9 + 0.26 * len(top)) if telling else ""
+    bars = [(value, 100 * n / documents) for value, n in top]
+    picture = _bars(bars, alt, "share of documents, %", COLOURS[2]) if telling else ""
     shown = table(("value", "documents", "share"), rows, numbers=2) if rows else ""
     return section(title, picture + shown + note(f"{kinds}{about}. {nulls}"))
 

@@ -44,9 +44,9 @@ def train_tokenizer(
     vocab_size: int,
     output: str,
     special: tuple[str, ...],
-    overwrite: bool,
     dry_run: bool,
     given: Mapping[str, FieldValue],
+    **how: bool,
 ) -> None:
     """Train a byte-level BPE tokenizer on your text.
 
@@ -69,13 +69,10 @@ def train_tokenizer(
         click.echo(f" ({counted(len(source.inputs), 'input')}, {size:,} bytes) and write {output}")
         return
     with show_progress("reading") as progress:
+        report = partial(show_bytes, progress, "text; then pairs are merged")
+        names = special or verb.DEFAULT_SPECIAL
         done = verb.train_tokenizer(
-            source,
-            output,
-            vocab_size=vocab_size,
-            special=special or verb.DEFAULT_SPECIAL,
-            overwrite=overwrite,
-            report=partial(show_bytes, progress, "text; then pairs are merged"),
+            source, output, vocab_size=vocab_size, special=names, report=report, **how
         )
     dropped = sum(done.dropped.values())
     click.echo(

@@ -4,5 +4,5 @@ COMMANDS = {
     "verify": (
         "Look and prove",
         "Check a dataset or a lock byte by byte, or what a run trained on.",
-    ),
+    )
 }

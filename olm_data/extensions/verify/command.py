@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import click
 
@@ -25,14 +26,14 @@ from olm_data.printing import emit
 @click.pass_context
 def verify(
     ctx: click.Context,
+    /,
     target: str,
     sample: str | None,
     seed: int | None,
     deep: bool,
-    root: str | None,
-    trust: bool,
     lock: str | None,
     as_json: bool,
+    **source: Any,
 ) -> None:
     """Check every byte of a dataset, or of all datasets of a lock, against its digests.
 
@@ -68,15 +69,10 @@ def verify(
     if deep:
         from olm_data.extensions.verify.deep import DEFAULT_SHARE, Deep
 
-        asked = Deep(root=root, share=share or DEFAULT_SHARE, seed=seed or 0, trust=trust)
+        asked = Deep(share=share or DEFAULT_SHARE, seed=seed or 0, **source)
     with show_progress("verify") as progress:
-        report = verb.verify(
-            target,
-            sample=share,
-            seed=seed or 0,
-            deep=asked,
-            watch=partial(show_read, progress),
-        )
+        watch = partial(show_read, progress)
+        report = verb.verify(target, sample=share, seed=seed or 0, deep=asked, watch=watch)
     emit(report, as_json, report.verdict() if quiet() else None)
     if not report.ok:
         note("next: restore the files named above from a copy, or tokenise again into a new output")
@@ -103,11 +99,11 @@ def _verify_training(ctx: click.Context, folder: str, lock: str | None, as_json:
             fix="train first; trainer.callbacks.metrics_logger writes the log",
         )
     with show_progress("verify") as progress:
-        found = verify_training(
-            find_lock(log, lock),
-            log,
-            watch=lambda done, total: progress.update(done / total, f"{counted(done, 'step')}"),
-        )
+
+        def watch(done: int, total: int) -> None:
+            progress.update(done / total, counted(done, "step"))
+
+        found = verify_training(find_lock(log, lock), log, watch=watch)
     emit(found, as_json, found.verdict() if quiet() else None)
     if not found.agrees:
         note("next: olm-data show row LOCK N   shows what a row holds")

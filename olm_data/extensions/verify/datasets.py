@@ -12,7 +12,9 @@ other threads run), or with `sample` a part of them (sample.py). Never writes.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,21 +24,30 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from olm_data.bounded_json import MalformedJson
 from olm_data.counts import counted
+from olm_data.dataset.account import InputAccount, input_digest
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.manifest import MANIFEST, VALIDATION, Manifest, build_manifest, read_manifest
-from olm_data.dataset.plan import check_chain
-from olm_data.dataset.record import Blocks, ShardRecord
+from olm_data.dataset.job import JobFile
+from olm_data.dataset.manifest import (
+    JOB,
+    MANIFEST,
+    VALIDATION,
+    Manifest,
+    build_manifest,
+    read_manifest,
+)
+from olm_data.dataset.plan import Plan, check_chain, plan_digests, plan_name
+from olm_data.dataset.record import RECORD, Blocks, ShardRecord
 from olm_data.dataset.target import dataset_root, is_lock
 from olm_data.dataset.tokenizer import TOKENIZER, spec_of
 from olm_data.dataset.tools import Tools
 from olm_data.encoders import make_encoder
 from olm_data.encoders.base import concatenate
 from olm_data.errors import InputError, OlmError, StorageError, ValidationError, printable
-from olm_data.extensions.verify.plans import check_job, check_plans
-from olm_data.extensions.verify.sample import SamplePlan, check_shard_sample
 from olm_data.extensions.verify.shard import (
     Meter,
+    SamplePlan,
     ShardResult,
     VerifyReport,
     check_shard,
@@ -52,6 +63,7 @@ from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 if TYPE_CHECKING:
     from olm_data.extensions.verify.deep import Deep
+
 
 REMOTE_THREADS = 16
 SAMPLE_DOCUMENTS = 64
@@ -234,11 +246,8 @@ def _check_shards(
 
     def check(index: int) -> ShardResult:
         info = manifest.shards[index]
-        if plan is None:
-            result = check_shard(store, manifest, info, scope.meter.seen)
-        else:
-            pieces, whole = plan.pieces[index], bool(plan.whole[index])
-            result = check_shard_sample(store, manifest, info, pieces, whole, scope.meter.seen)
+        pieces, whole = (plan.pieces[index], plan.whole[index]) if plan else (None, True)
+        result = check_shard(store, manifest, info, scope.meter.seen, pieces, whole=bool(whole))
         if result.record is not None:  # checksums of blocks are most of a record: not kept
             record = msgspec.structs.replace(result.record[0], blocks=Blocks(0, ""), units=[])
             result.record = (record, result.record[1])
@@ -268,10 +277,7 @@ def _threads(store: Store) -> int:
 
 
 def _check_manifest(
-    store: Store,
-    manifest: Manifest,
-    records: list[tuple[ShardRecord, str]],
-    report: VerifyReport,
+    store: Store, manifest: Manifest, records: list[tuple[ShardRecord, str]], report: VerifyReport
 ) -> None:
     """Rebuild the manifest from the commit records and compare what is derived from them."""
     url = store.url(MANIFEST)
@@ -356,3 +362,107 @@ def _round_trip(dataset: Dataset, spec: TokenizerSpec, report: VerifyReport) -> 
         if not np.array_equal(again, ids):
             report.add(where, "round trip", f"{len(ids)} ids", f"{len(again)} other ids")
         report.round_trip += 1
+
+
+_PLAN_FILE = re.compile(r"plan-(\d{5,9})\.json")
+
+
+def check_plans(store: Store, manifest: Manifest, report: VerifyReport, threads: int) -> None:
+    """Compare with the plans, and the account of inputs with the records of all their tasks."""
+    if manifest.split != "train":
+        return
+    names: list[str] = []
+    for number, digest in enumerate(plan_digests(manifest)):
+        plan = _check_plan(store, plan_name(number), digest, report)
+        if plan is None:
+            return
+        names += plan.shards
+
+    def accounts_of(shard: str) -> tuple[VerifyReport, list[InputAccount]]:
+        own, name = VerifyReport(target=store.root), shard + RECORD
+        with own.unreadable(store.url(name)):
+            data = read_or_report(store, name, own)
+            try:
+                return own, [] if data is None else ShardRecord.parse(data).accounts
+            except MalformedJson as error:
+                own.add(store.url(name), "content", "a commit record", error)
+        return own, []
+
+    documents: Counter[int] = Counter()
+    parts: dict[int, list[str]] = {}
+    read = list(in_order(accounts_of, names, threads))
+    for own, accounts in read:
+        report.include(own.findings)
+        for account in accounts:
+            documents[account.input] += account.documents_in
+            parts.setdefault(account.input, []).append(account.sha256)
+    if any(own.findings for own, _ in read):
+        return  # without all records, no sum can be right
+    for index, item in enumerate(manifest.inputs):
+        where = f"{store.url(MANIFEST)} input {item.path}"
+        report.add(where, "documents", documents[index], item.documents)
+        report.add(where, "sha256", input_digest(parts.get(index, [])), item.sha256)
+
+
+def _check_plan(store: Store, name: str, digest: str, report: VerifyReport) -> Plan | None:
+    """Return a plan whose digest is right; its spelling must be the one it was written in.
+
+    The digest leaves out when each input was last changed: `check_job` covers that.
+    """
+    url, data = store.url(name), None
+    with report.unreadable(url):
+        data = read_or_report(store, name, report)
+    if data is None:
+        return None
+    try:
+        plan = Plan.decode(data)
+        report.add(url, "content", "as it was written", _spelling(plan.encode(), data))
+    except MalformedJson as error:
+        report.add(url, "content", "a plan", error)
+        return None
+    report.add(url, "digest", digest, plan.digest)
+    return plan if plan.digest == digest else None
+
+
+def _spelling(wanted: bytes, found: bytes) -> str:
+    if wanted == found:
+        return "as it was written"
+    pairs = zip(wanted, found, strict=False)
+    first = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(wanted), len(found)))
+    return f"changed at byte {first:,}"
+
+
+def check_job(store: Store, manifest: Manifest, report: VerifyReport) -> None:
+    """Compare `job.json` with its own digest, and with the plan file that it belongs to.
+
+    It is no part of the dataset and may be deleted; with it goes what covers the times at which
+    the inputs were last changed.
+    """
+    if manifest.split != "train":
+        return
+    url = store.url(JOB)
+    try:
+        with report.unreadable(url):
+            if not store.exists(JOB):
+                report.notes.append(f"there is no {url}; a dataset is whole without it")
+                return
+            job = JobFile.read_from(store, checked=False)
+            report.add(url, "digest", job.compute_digest(), job.digest or "none")
+            if job.digest == job.compute_digest():
+                _check_belongs(store, manifest, job, report)
+    except MalformedJson as error:
+        report.add(url, "content", "a job", error)
+
+
+def _check_belongs(store: Store, manifest: Manifest, job: JobFile, report: VerifyReport) -> None:
+    """Compare the job with its plan: that of this version, or of a later one, finished or begun."""
+    plans = plan_digests(manifest)
+    name = plan_name(len(plans) - 1)
+    later = _PLAN_FILE.fullmatch(job.plan_file)
+    if later and int(later[1]) >= len(plans):
+        name = later[0]
+    else:
+        report.add(store.url(JOB), "plan", plans[-1], job.plan)
+    if (name != plan_name(len(plans) - 1) or job.plan == plans[-1]) and store.exists(name):
+        found = hashlib.sha256(store.read(name)).hexdigest()
+        report.add(store.url(name), "sha256", job.plan_sha256, found)

@@ -27,8 +27,7 @@ from olm_data.dataset.manifest import JOB
 from olm_data.dataset.plan import Plan, PlannedInput, read_plans
 from olm_data.encoders import TextEncoder, make_encoder
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable
-from olm_data.extensions.verify.sample import choose
-from olm_data.extensions.verify.shard import VerifyReport
+from olm_data.extensions.verify.shard import VerifyReport, choose
 from olm_data.runners.local import granted_cpus
 from olm_data.select.selection import content_hashes, document_digests
 from olm_data.sources import read_units

@@ -9,19 +9,24 @@ import contextlib
 import hashlib
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import count, pairwise
 
 import msgspec
 import numpy as np
+import xxhash
 
 from olm_data.counts import counted, duration
 from olm_data.dataset.docs import DOCS, DocumentRows
 from olm_data.dataset.labels import trained_tokens
 from olm_data.dataset.manifest import Manifest, ShardInfo
 from olm_data.dataset.record import (
+    BLOCK_BYTES,
     HEADER_BYTES,
     RECORD,
+    Blocks,
     ShardRecord,
     file_header,
     npy_header,
@@ -32,8 +37,6 @@ from olm_data.errors import OlmError, StorageError, printable
 from olm_data.printing import record
 from olm_data.regular_files import MAX_DOCUMENT, MAX_SMALL
 from olm_data.storage.store import Store
-
-PIECE_BYTES = 4 << 20  # a multiple of the block size
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -177,22 +180,96 @@ class ShardResult:
     eos_inside: int = 0
 
 
+PIECE_BYTES = 16 * BLOCK_BYTES
+"""Read at once: large enough for a disk, small enough to be spread widely."""
+
+
+def choose(key: str, total: int, share: Fraction) -> list[int]:
+    """Choose about `share` of the numbers below `total`, one from each of equal strata.
+
+    Args:
+        key: what the choice depends on.
+        total: how many there are.
+        share: above 0, at most 1.
+
+    Returns:
+        ceil(total * share) different numbers, ascending.
+    """
+    count = -(-total * share.numerator // share.denominator)
+    cuts = [total * k // count for k in range(count + 1)] if count else []
+    return [
+        low + xxhash.xxh3_64_intdigest(f"{key} {low}".encode()) % (high - low)
+        for low, high in pairwise(cuts)
+    ]
+
+
+class SamplePlan:
+    """Which pieces of which shards a quick look reads.
+
+    Attributes:
+        pieces: for each shard, the numbers of the chosen pieces of its token file.
+        whole: bool for each shard: whether its ends and document rows are read.
+        bytes: most bytes of token files that will be read.
+    """
+
+    def __init__(self, manifest: Manifest, share: Fraction, seed: int) -> None:
+        sizes = [manifest.tokens_bytes(info) for info in manifest.shards]
+        of_shard = [-(-size // PIECE_BYTES) for size in sizes]
+        key = f"{seed} {manifest.digest}"
+        ends = np.cumsum(of_shard, dtype=np.int64)
+        chosen = np.array(choose(f"blocks {key}", sum(of_shard), share), np.int64)
+        self.bytes = len(chosen) * PIECE_BYTES
+        shard = np.searchsorted(ends, chosen, side="right")
+        self.pieces: list[list[int]] = [[] for _ in sizes]
+        for index, piece in zip(shard.tolist(), chosen.tolist(), strict=True):
+            self.pieces[index].append(piece - int(ends[index]) + of_shard[index])
+        self.whole = np.zeros(len(sizes), bool)
+        self.whole[choose(f"shards {key}", len(sizes), share)] = True
+
+
 def check_shard(
-    store: Store, manifest: Manifest, info: ShardInfo, seen: Callable[[int], None]
+    store: Store,
+    manifest: Manifest,
+    info: ShardInfo,
+    seen: Callable[[int], None],
+    pieces: Sequence[int] | None = None,
+    *,
+    whole: bool = True,
 ) -> ShardResult:
+    """Check the files of one shard.
+
+    Args:
+        store: of the dataset.
+        manifest: what it says.
+        info: of the shard.
+        seen: called with the number of bytes of each piece of tokens that was read.
+        pieces: numbers of the pieces of tokens to read; None: all.
+        whole: read the ends and document rows, too; else only their sizes are compared.
+    """
     result = ShardResult(VerifyReport(target=info.name))
     report = result.report
     url, ends = store.url(info.name), None
     with report.unreadable(url):
         result.record = check_record(store, manifest, info, report)
+    if whole:
+        with report.unreadable(url):
+            ends = check_ends(store, info, report)
     with report.unreadable(url):
-        ends = check_ends(store, info, report)
+        _check_tokens(store, manifest, info, ends, result, seen, pieces)
     with report.unreadable(url):
-        _check_tokens(store, manifest, info, ends, result, seen)
-    with report.unreadable(url):
-        check_docs(store, manifest, info, report, result.record)
-    with report.unreadable(url):
-        check_labels(store, info, report)
+        if whole:
+            check_docs(store, manifest, info, report, result.record)
+        elif result.record is not None:
+            files = [("ends", info.name + ENDS), ("docs", info.name + DOCS)]
+            if info.runs is not msgspec.UNSET:
+                files.append(("labels", info.name + LABELS))
+            for kind, name in files:
+                promised, size = result.record[0].files.get(kind), store.size(name)
+                found = "missing" if size is None else size
+                report.add(store.url(name), "bytes", promised and promised.bytes, found)
+    if whole:
+        with report.unreadable(url):
+            check_labels(store, info, report)
     if ends is not None and result.record is not None:
         windows = window_counts(ends)
         report.add(store.url(info.name + RECORD), "windows", windows, result.record[0].windows)
@@ -280,61 +357,61 @@ def _check_tokens(
     ends: np.ndarray | None,
     result: ShardResult,
     seen: Callable[[int], None],
+    pieces: Sequence[int] | None,
 ) -> None:
     report, name = result.report, manifest.tokens_name(info)
     url, dtype = store.url(name), np.dtype(manifest.dtype)
-    size = store.size(name)
-    expected = manifest.tokens_bytes(info)
+    size, expected = store.size(name), manifest.tokens_bytes(info)
     if size != expected:
         report.add(url, "bytes", expected, "missing" if size is None else size)
         return
-    sha256, crc32, largest = hashlib.sha256(), [], -1
-    block = result.record[0].blocks.bytes if result.record else 0
+    sha256, bad, largest = hashlib.sha256(), list[int](), -1
+    blocks = result.record[0].blocks if result.record else Blocks(0, "")
     eos, eos_count, eos_at_ends = manifest.tokenizer.eos, 0, 0
     header = file_header(manifest.container, dtype, info.tokens)
-    position = -len(header) // dtype.itemsize  # of the piece's first item, in tokens
-    for piece in store.pieces(name, PIECE_BYTES):
+    header_fits(url, store.read(name, 0, len(header)), header, report)
+    for start, piece in _pieces(store, name, size, pieces):
         seen(len(piece))
         sha256.update(piece)
-        if block:
-            view = memoryview(piece)  # slices without copies
-            crc32 += [zlib.crc32(view[i : i + block]) for i in range(0, len(view), block)]
-        ids = np.frombuffer(piece, dtype)
-        if position < 0:
-            header_fits(url, piece, header, report)
-            ids, position = ids[-position:], 0
-        if len(ids):
-            largest = max(largest, int(ids.max()))
+        view = memoryview(piece)  # slices without copies
+        for at in range(start, start + len(piece), blocks.bytes) if blocks.bytes else ():
+            found = f"{zlib.crc32(view[at - start : at - start + blocks.bytes]):08x}"
+            place = at // blocks.bytes * 8
+            bad += [] if found == blocks.crc32[place : place + 8] else [at]
+        ids = np.frombuffer(piece, dtype, offset=0 if start else len(header))
+        largest = max(largest, int(ids.max(initial=0)))
         if eos is not None and ends is not None:
+            position = max(start - len(header), 0) // dtype.itemsize
             is_eos = ids == eos
             eos_count += int(np.count_nonzero(is_eos))
             low, high = np.searchsorted(ends, [position + 1, position + len(ids) + 1])
             eos_at_ends += int(is_eos[ends[low:high].astype(np.int64) - 1 - position].sum())
-        position += len(ids)
-    report.add(url, "sha256", info.sha256.tokens, sha256.hexdigest())
-    if result.record:
-        wanted, found = result.record[0].blocks.crc32, "".join(f"{value:08x}" for value in crc32)
-        if wanted != found:
-            bad = [
-                i
-                for i in range(0, max(len(wanted), len(found)), 8)
-                if wanted[i : i + 8] != found[i : i + 8]
-            ]
-            first = bad[0] // 8 * block
-            report.add(
-                url,
-                "blocks",
-                "unchanged",
-                f"{len(bad)} changed, first at bytes {first:,} to {first + block:,}",
-            )
-    report.add(url, "max_token_id", info.max_token_id, largest)
+    if bad:
+        span = f"{bad[0]:,} to {bad[0] + blocks.bytes:,}"
+        report.add(url, "blocks", "unchanged", f"{len(bad)} changed, first at bytes {span}")
     if largest >= manifest.tokenizer.vocab_size:
         report.add(url, "ids", f"below {manifest.tokenizer.vocab_size}", largest)
+    if pieces is not None:
+        return
+    report.add(url, "sha256", info.sha256.tokens, sha256.hexdigest())
+    report.add(url, "max_token_id", info.max_token_id, largest if info.tokens else -1)
     if eos is not None and ends is not None:
         not_ended = result.record[0].not_ended if result.record else 0
         report.add(url, f"documents ending in EOS {eos}", len(ends) - not_ended, eos_at_ends)
         at_starts = len(ends) if manifest.tokenizer.bos == eos else 0
         result.eos_inside = eos_count - eos_at_ends - at_starts
+
+
+def _pieces(
+    store: Store, name: str, size: int, chosen: Sequence[int] | None
+) -> Iterator[tuple[int, bytes]]:
+    """Yield where each piece of a file begins, and its bytes."""
+    if chosen is None:
+        large = 4 * PIECE_BYTES
+        yield from zip(count(0, large), store.pieces(name, large), strict=False)
+        return
+    for start in (number * PIECE_BYTES for number in chosen):
+        yield start, store.read(name, start, min(start + PIECE_BYTES, size))
 
 
 def check_docs(

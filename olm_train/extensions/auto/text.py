@@ -27,15 +27,20 @@ from olm_data.config.arguments import checked
 from olm_data.config.hints import NonNegativeInt, PositiveInt
 from olm_data.decoding import convert
 from olm_data.errors import ValidationError
-from olm_data.extensions.text_stream.corpus import (
+from olm_data.extensions.text_stream.documents import (
     Corpus,
+    Counted,
+    Order,
+    Slot,
+    State,
     TextOf,
     Tokenizer,
+    Windows,
     hub_corpus,
     local_corpus,
     named_corpus,
+    row_of,
 )
-from olm_data.extensions.text_stream.documents import Counted, Order, Slot, State, Windows, row_of
 from olm_train.data.batch import Batch
 from olm_train.distributed.world import World
 
@@ -54,7 +59,7 @@ class TextDataset(IterableDataset[Batch]):
     """Windows of a corpus, encoded on the fly; the data sets below open theirs.
 
     Args:
-        corpus: what is read, see `olm_data.extensions.text_stream.corpus`.
+        corpus: what is read, see `olm_data.extensions.text_stream.documents`.
         context_length: tokens of a row, S.
         shuffle: another order in each epoch: of the files and their parts, and of the documents
             among `shuffle_buffer_size` that follow each other.

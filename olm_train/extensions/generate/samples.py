@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from olm_data.config.hints import NonNegativeInt, PositiveInt
 from olm_data.errors import UsageError
-from olm_data.run_log.samples import (
+from olm_data.run_log.run_folder import (
     SAMPLES,
     StepSamples,
     WrittenText,

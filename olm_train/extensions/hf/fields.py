@@ -22,7 +22,7 @@ import msgspec
 
 from olm_data.bounded_json import JsonObject
 from olm_data.config.dump import as_dict
-from olm_data.config.path import put
+from olm_data.config.values import put
 from olm_data.decoding import convert
 from olm_data.errors import printable
 from olm_train.model.config import DecoderConfig, by_name

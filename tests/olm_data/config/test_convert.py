@@ -18,8 +18,7 @@ from olm_data.config import strict_yaml
 from olm_data.config.convert import Config, parse
 from olm_data.config.dump import as_dict, differences
 from olm_data.config.hints import FilePath, Reader
-from olm_data.config.path import KeyPath, dotted
-from olm_data.config.values import Values
+from olm_data.config.values import KeyPath, Values, dotted
 from olm_data.errors import UsageError
 
 

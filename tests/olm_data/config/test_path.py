@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.config.path import KeyPath, dotted, parse_path, put
-from olm_data.config.values import Values
+from olm_data.config.values import KeyPath, Values, dotted, parse_path, put
 from olm_data.errors import UsageError
 
 KEYS = st.text(max_size=6).filter(lambda key: not ('"' in key and "'" in key))

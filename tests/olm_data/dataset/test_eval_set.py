@@ -11,8 +11,7 @@ import pytest
 from olm_data.dataset.eval_set import MANIFEST, REQUESTS, TOKENS, EvalSet, Primary
 from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.errors import InputError, UsageError, ValidationError
-from olm_data.extensions.eval_sets.build import build
-from olm_data.extensions.eval_sets.tasks import Choice, Question, Task, read_jsonl
+from olm_data.extensions.eval_sets.tasks import Choice, Question, Task, build, read_jsonl
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 LINES = [

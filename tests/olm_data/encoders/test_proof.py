@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import olm_data.encoders as encoders
-from olm_data.encoders import SMALL_TEXT, choose_encoder, gate, known_encoder, proof
+from olm_data.encoders import SMALL_TEXT, choose_encoder, gate, known_encoder
+from olm_data.encoders import code_points as proof
 from olm_data.encoders.base import concatenate
+from olm_data.encoders.code_points import Proof, recall, remember
 from olm_data.encoders.hf import HfEncoder
-from olm_data.encoders.proof import Proof, recall, remember
 from olm_data.errors import ValidationError
 from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 

@@ -7,8 +7,8 @@ import re
 import msgspec
 from support.stand_in import THREE_SOURCES, parse_mixture, stand_in_dataset, three_sources
 
-from olm_data.mixture.explain import explain, tree
 from olm_data.mixture.mix import MixPlan
+from olm_data.mixture.summary import explain, tree
 
 
 def test_every_integer_of_a_lock_stands_in_its_explanation() -> None:

@@ -14,8 +14,8 @@ from support.stand_in import STAGE, rows_of, three_sources
 from olm_data.errors import ConflictError, UsageError
 from olm_data.mixture import mix as verb
 from olm_data.mixture.diff import diff
-from olm_data.mixture.extend import extend, longer
 from olm_data.mixture.lock import Lock
+from olm_data.mixture.revise import extend, longer
 from olm_data.order.schedule import sample_rows, schedule_sha256
 
 

@@ -14,7 +14,7 @@ from support.small_datasets import write_dataset
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import ResourceError
-from olm_data.extensions.doctor.clean import clean
+from olm_data.extensions.doctor.doctor import clean
 from olm_data.mixture.mix import mix
 
 KILLED = """\
@@ -42,7 +42,7 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "run").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("olm_data.extensions.doctor.clean.abandoned_sockets", list)
+    monkeypatch.setattr("olm_data.extensions.doctor.doctor.abandoned_sockets", list)
     write_dataset(tmp_path / "data", [[[1] * 40, [2] * 50]])
     path = tmp_path / "run" / "mix.yaml"
     path.write_text(

@@ -21,11 +21,11 @@ from olm_data.cli import cli
 from olm_data.config.values import Values
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
 from olm_data.mixture import mix as verb
-from olm_data.mixture.explain import explain
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import filled_in, mixture_of
 from olm_data.mixture.mix import MixPlan
 from olm_data.mixture.revise import revise, revised, rows_at
+from olm_data.mixture.summary import explain
 from olm_data.order.schedule import sample_rows, schedule_sha256
 from olm_data.order.slots import slot_table
 from olm_data.order.windowed import Windowed

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from olm_data.errors import ValidationError
-from olm_data.run_log.bad_steps import BadDocument, BadRow, BadStep, bad_step_files
+from olm_data.run_log.run_folder import BadDocument, BadRow, BadStep, bad_step_files
 
 DOCUMENT = BadDocument("id-1", "web.jsonl", 17, "line", "shard-0", 3, 0, 9)
 BAD = BadStep(step=12, loss="nan", grad_norm="1.0", rows=[BadRow(96, "main", "web", [DOCUMENT])])

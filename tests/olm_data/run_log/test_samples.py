@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from olm_data.errors import ValidationError
-from olm_data.run_log.samples import (
+from olm_data.run_log.run_folder import (
     SAMPLES,
     StepSamples,
     WrittenText,

@@ -15,8 +15,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.job import JobFile
 from olm_data.errors import InputError, UsageError
 from olm_data.extensions.slurm.runner import batch_script
-from olm_data.extensions.text_stream.corpus import named_corpus
-from olm_data.extensions.text_stream.documents import Order, Slot
+from olm_data.extensions.text_stream.documents import Order, Slot, named_corpus
 from olm_data.extensions.verify.deep import find_inputs
 from olm_data.sources import own
 from olm_data.storage.store import Store

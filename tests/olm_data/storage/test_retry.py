@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.storage import bucket
-from olm_data.storage.bucket import Backoff, retried
+from olm_data.storage.bucket import Backoff, Bucket
+from olm_data.storage.objects import RemoteFailure
 
 
 class Clock:
@@ -32,53 +33,41 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def failing(times: int, seen: list[int]):
-    def action(attempt: int) -> str:
-        seen.append(attempt)
-        if attempt <= times:
-            raise ConnectionError(attempt)
+def asked(times: int, backoff: Backoff, error: type[Exception] = ConnectionError) -> list[int]:
+    """Ask a store whose first answers fail; return the numbers of the attempts."""
+    seen: list[int] = []
+
+    def answer(_: object) -> str:
+        seen.append(len(seen) + 1)
+        if len(seen) <= times:
+            raise error
         return "done"
 
-    return action
+    place = Bucket("memory", "retries")
+    try:
+        assert place.ask("put_object", "x", answer, backoff=backoff) == ("done", times + 1)
+    except (RemoteFailure, ZeroDivisionError):
+        assert len(seen) <= times
+    return seen
 
 
-@pytest.mark.parametrize("times", range(6))
-def test_an_action_is_tried_until_it_succeeds_or_the_attempts_are_spent(
+@pytest.mark.parametrize("times", range(7))
+def test_a_request_is_made_until_it_succeeds_or_the_attempts_are_spent(
     times: int, clock: Clock
 ) -> None:
-    seen: list[int] = []
-    told: list[int] = []
     backoff = Backoff(attempts=5)
-
-    def run() -> str:
-        return retried(
-            failing(times, seen), backoff, lambda error: True, lambda error, n, s: told.append(n)
-        )
-
-    if times < 5:
-        assert run() == "done"
-    else:
-        with pytest.raises(ConnectionError, match="5"):
-            run()
-    assert seen == list(range(1, min(times + 1, 5) + 1))
-    assert told == seen[:-1]
+    assert asked(times, backoff) == list(range(1, min(times + 1, 5) + 1))
+    assert len(clock.waits) == min(times, 4)
     assert all(wait <= backoff.longest(n) for n, wait in enumerate(clock.waits, 1))
 
 
 def test_what_is_not_transient_is_raised_at_once(clock: Clock) -> None:
-    seen: list[int] = []
-    with pytest.raises(ConnectionError):
-        retried(failing(9, seen), Backoff(), lambda error: False, lambda *_: None)
-    assert (seen, clock.waits) == ([1], [])
+    assert (asked(9, Backoff(), ZeroDivisionError), clock.waits) == ([1], [])
 
 
 def test_no_attempt_starts_after_the_time_is_over(clock: Clock) -> None:
-    seen: list[int] = []
-    backoff = Backoff(attempts=10_000, within=50)
-    with pytest.raises(ConnectionError):
-        retried(failing(10_000, seen), backoff, lambda error: True, lambda *_: None)
+    assert len(asked(10_000, Backoff(attempts=10_000, within=50))) < 10_000
     assert clock.now <= 50
-    assert len(seen) < 10_000
 
 
 @given(st.integers(1, 1000))

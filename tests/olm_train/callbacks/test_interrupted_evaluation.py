@@ -17,7 +17,7 @@ from support.evaluated_ranks import PROMPTS, evaluated, texts
 from support.ports import free_port
 from support.runs import REPOSITORY, environment, metrics
 
-from olm_data.run_log.samples import SAMPLES, read_samples
+from olm_data.run_log.run_folder import SAMPLES, read_samples
 from olm_train.extensions.downstream.tasks import TaskRequests
 
 pytestmark = pytest.mark.slow

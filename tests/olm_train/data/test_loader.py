@@ -15,7 +15,7 @@ from support.small_datasets import mix_datasets, random_shards, write_dataset, w
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, ValidationError
-from olm_data.mixture.extend import extend
+from olm_data.mixture.revise import extend
 from olm_data.rows.reader import RowReader
 from olm_train.data import Batch, DataLoader, EvalLoader
 

@@ -12,8 +12,7 @@ from support.eval_requests import make_task, one_by_one, plain_scores
 from support.hf_twin import plain_llama, twin
 
 from olm_data.dataset.eval_set import EvalSet, Primary
-from olm_data.extensions.eval_sets.build import build
-from olm_data.extensions.eval_sets.tasks import Task, read_ai2
+from olm_data.extensions.eval_sets.tasks import Task, build, read_ai2
 from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_train.extensions.downstream.evaluation import losses_of
 from olm_train.extensions.downstream.tasks import TaskRequests

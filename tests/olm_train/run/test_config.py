@@ -13,8 +13,7 @@ from support.runs import config_values
 
 from olm_data.config.convert import parse, rest_of
 from olm_data.config.dump import as_dict
-from olm_data.config.path import KeyPath, dotted
-from olm_data.config.values import Values
+from olm_data.config.values import KeyPath, Values, dotted
 from olm_data.errors import UsageError
 from olm_train.run.config import RunConfig
 

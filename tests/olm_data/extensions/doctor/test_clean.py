@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from olm_data.errors import UsageError
-from olm_data.extensions.doctor.clean import clean, parse_age
+from olm_data.extensions.doctor.doctor import clean, parse_age
 from olm_data.storage.lease import LONGEST_TAKEOVER
 
 

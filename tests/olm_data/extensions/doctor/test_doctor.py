@@ -184,12 +184,6 @@ def test_another_cloud_is_asked_what_every_store_must_do(
     assert Store(place).entries() == []
 
 
-def test_memory_is_said_to_end_with_the_process() -> None:
-    found = findings("memory://bucket/place")
-    assert found["lasting"].state == "note"
-    assert "ends with this process" in found["lasting"].seen
-
-
 @pytest.mark.parametrize("place", ["https://example.org/x", "hf://datasets/org/name/x"])
 def test_a_place_that_can_only_be_read_is_no_output(place: str) -> None:
     with pytest.raises(UsageError, match="can only be read"):

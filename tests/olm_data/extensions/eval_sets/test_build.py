@@ -9,8 +9,7 @@ import pytest
 
 from olm_data.dataset.eval_set import MANIFEST, EvalSet, Primary
 from olm_data.errors import InputError, UsageError
-from olm_data.extensions.eval_sets.build import build
-from olm_data.extensions.eval_sets.tasks import Choice, Question, Task
+from olm_data.extensions.eval_sets.tasks import Choice, Question, Task, build
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.importing import EOS, make
 
 from olm_data.errors import InputError, UsageError
-from olm_data.extensions.importing.dtypes import DTYPES, advice, defect, looks_like
+from olm_data.extensions.importing.token_files import DTYPES, advice, defect, looks_like
 
 WRITTEN = [dtype.str for dtype in DTYPES]
 

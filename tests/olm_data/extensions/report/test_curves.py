@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olm_data.extensions.report.curves import MOST_POINTS, Curves, Points
-from olm_data.extensions.watching.tail import StepColumns
+from olm_data.extensions.watching.follow import StepColumns
 
 
 def columns(

@@ -7,8 +7,8 @@ from pathlib import Path
 from support.html_page import HtmlPage
 
 from olm_data.extensions.report.write import write_report
-from olm_data.mixture.explain import tree
 from olm_data.mixture.lock import Lock
+from olm_data.mixture.summary import tree
 
 
 def test_report_shows_stages_epochs_and_packing_as_the_lock_has_them(

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from olm_data.extensions.report.run_view import MOST_EVENTS, events, status
-from olm_data.run_log.bad_steps import BadDocument, BadRow, BadStep
 from olm_data.run_log.log import End, Start
+from olm_data.run_log.run_folder import BadDocument, BadRow, BadStep
 
 
 def start(step: int, time: float, **more: object) -> Start:

@@ -16,7 +16,7 @@ from olm_data.mixture.lock import Lock
 from olm_data.order.steps import order_digest
 from olm_data.rows.views import LockRows
 from olm_data.run_log.log import MetricsWriter, Start, Step, append_start
-from olm_data.run_log.samples import StepSamples, WrittenText, write_samples
+from olm_data.run_log.run_folder import StepSamples, WrittenText, write_samples
 
 
 def add(run: Path, *steps: int) -> None:

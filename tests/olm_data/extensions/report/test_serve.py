@@ -22,8 +22,8 @@ from olm_data.extensions.report.serve import Server
 from olm_data.extensions.report.write import write_report
 from olm_data.mixture.lock import Lock
 from olm_data.rows.views import LockRows
-from olm_data.run_log.bad_steps import BadDocument, BadRow, BadStep
 from olm_data.run_log.log import End, MetricsWriter, Step, append_end
+from olm_data.run_log.run_folder import BadDocument, BadRow, BadStep
 
 HOSTILE = "<img src=x onerror=document.title='hacked'><script>document.title='hacked'</script>"
 

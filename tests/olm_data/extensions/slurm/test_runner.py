@@ -16,7 +16,7 @@ from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.dataset.plan import parse_tasks
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError
-from olm_data.extensions.slurm import slurm_commands
+from olm_data.extensions.slurm import runner
 from olm_data.extensions.slurm.runner import SlurmRunner, array_elements, array_name, batch_script
 from olm_data.storage.store import Store
 
@@ -171,7 +171,7 @@ def test_an_array_of_other_work_on_the_same_output_is_a_conflict(
     class Rival(SlurmRunner):
         def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
             other = array_name(job).rsplit("-", 1)[0] + "-0123456789ab"
-            slurm_commands.submit("#!/bin/sh\n", ["--hold", f"--job-name={other}"])
+            runner.submit("#!/bin/sh\n", ["--hold", f"--job-name={other}"])
             super().run(job, tasks, total, **callbacks)
 
     with pytest.raises(ConflictError, match="another run") as caught:

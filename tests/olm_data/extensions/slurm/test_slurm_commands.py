@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from olm_data.errors import ResourceError, UsageError
-from olm_data.extensions.slurm import slurm_commands as slurm
+from olm_data.extensions.slurm import runner as slurm
 
 
 @pytest.mark.parametrize("word", ["array=1-5", "output=x", "requeue", "=x", "time=", "-t=1", "A=1"])

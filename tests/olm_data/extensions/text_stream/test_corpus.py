@@ -11,9 +11,8 @@ import pytest
 from support.texts import given, write_texts
 
 from olm_data.errors import InputError, UsageError
-from olm_data.extensions.text_stream import corpus as module
-from olm_data.extensions.text_stream.corpus import local_corpus
-from olm_data.extensions.text_stream.documents import Order, Slot
+from olm_data.extensions.text_stream import documents as module
+from olm_data.extensions.text_stream.documents import Order, Slot, local_corpus
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 
 

@@ -13,8 +13,7 @@ from hypothesis import settings
 from support.texts import given, spelled, write_texts
 
 from olm_data.extensions.text_stream import documents
-from olm_data.extensions.text_stream.corpus import local_corpus
-from olm_data.extensions.text_stream.documents import Documents, Order, Slot
+from olm_data.extensions.text_stream.documents import Documents, Order, Slot, local_corpus
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=12)

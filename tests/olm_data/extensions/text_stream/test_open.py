@@ -12,8 +12,7 @@ from support.hub_corpora import CHECKS
 from support.hub_stub import HubStub, write_fineweb_edu
 from support.texts import given, write_texts
 
-from olm_data.extensions.text_stream.corpus import local_corpus
-from olm_data.extensions.text_stream.documents import Order, Slot
+from olm_data.extensions.text_stream.documents import Order, Slot, local_corpus
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 

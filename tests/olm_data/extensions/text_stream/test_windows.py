@@ -11,7 +11,6 @@ from support.texts import documents_of, write_texts
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError
-from olm_data.extensions.text_stream.corpus import local_corpus
 from olm_data.extensions.text_stream.documents import (
     Documents,
     Order,
@@ -19,6 +18,7 @@ from olm_data.extensions.text_stream.documents import (
     State,
     Window,
     Windows,
+    local_corpus,
     row_of,
 )
 from olm_data.rows.reader import DatasetRows

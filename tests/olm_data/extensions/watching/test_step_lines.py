@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from olm_data.errors import ValidationError
-from olm_data.extensions.watching.tail import TOGETHER, StepColumns, StepLines
+from olm_data.extensions.watching.follow import TOGETHER, StepColumns, StepLines
 from olm_data.run_log.log import Evaluation, Step, decode_line
 
 PATH = Path("metrics.jsonl")

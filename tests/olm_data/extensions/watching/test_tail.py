@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from olm_data.errors import ValidationError
-from olm_data.extensions.watching.tail import LogTail, StepColumns
+from olm_data.extensions.watching.follow import LogTail, StepColumns
 from olm_data.run_log.log import Evaluation, MetricsWriter, Start, Step, append_start, keep_until
 
 FOREVER = float("inf")
@@ -80,7 +80,7 @@ def test_a_log_that_a_resume_has_cut_is_read_anew(tmp_path: Path) -> None:
 def test_a_long_log_is_read_a_part_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("olm_data.extensions.watching.tail.PIECE", 50)  # bytes: less than a line
+    monkeypatch.setattr("olm_data.extensions.watching.follow.PIECE", 50)  # bytes: less than a line
     tail, writer = LogTail(tmp_path, []), MetricsWriter(tmp_path)
     for step in range(1, 6):
         writer.write(line(step))
@@ -109,7 +109,7 @@ def test_malformed_lines_are_left_out_counted_and_the_first_is_named(tmp_path: P
 def test_a_line_beyond_all_bounds_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("olm_data.extensions.watching.tail.MAX_LINE", 3 << 20)
+    monkeypatch.setattr("olm_data.extensions.watching.follow.MAX_LINE", 3 << 20)
     (tmp_path / "metrics.jsonl").write_bytes(b" " * (4 << 20))
     with pytest.raises(ValidationError, match="malformed"):
         steps(LogTail(tmp_path, []))

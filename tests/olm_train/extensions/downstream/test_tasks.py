@@ -17,8 +17,7 @@ from support.runs import group_world
 
 from olm_data.dataset.eval_set import EvalSet, Primary
 from olm_data.errors import UsageError, ValidationError
-from olm_data.extensions.eval_sets.build import build
-from olm_data.extensions.eval_sets.tasks import Choice, Question, Task
+from olm_data.extensions.eval_sets.tasks import Choice, Question, Task, build
 from olm_data.mixture.lock import Lock
 from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_train.distributed.world import World

@@ -14,7 +14,7 @@ import yaml
 from support.runs import build_trainer, config_values, metrics
 
 from olm_data.errors import OlmError, UsageError
-from olm_data.run_log.samples import SAMPLES, StepSamples, read_samples
+from olm_data.run_log.run_folder import SAMPLES, StepSamples, read_samples
 from olm_train.callbacks.base import Callback
 from olm_train.distributed.preempt import Preempted
 from olm_train.extensions.generate.command import generate

@@ -20,8 +20,7 @@ from support.harness_tasks import questions, texts, write_tasks
 from support.hf_twin import POSITIONS, save_both
 
 from olm_data.dataset.eval_set import EvalSet
-from olm_data.extensions.eval_sets.build import build
-from olm_data.extensions.eval_sets.tasks import read_jsonl
+from olm_data.extensions.eval_sets.tasks import build, read_jsonl
 from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_train.extensions.downstream.command import main as evaluate
 from olm_train.extensions.generate.loaded import LoadedModel
