@@ -7,6 +7,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support.hub_corpora import CHECKS
 from support.hub_stub import HubStub, write_fineweb_edu
@@ -41,5 +42,5 @@ def test_files_of_ones_own_are_taken_as_tokenize_takes_them(
     cut = local_corpus(tmp_path / "b.txt", str(tiny_tokenizer), separator="blank-lines")
     assert given(cut, Slot(), Order()) == ["one", "two"]
     table = tmp_path / "c.parquet"
-    pa.parquet.write_table(pa.table({"body": ["x y"], "text": ["z"]}), table)
+    pq.write_table(pa.table({"body": ["x y"], "text": ["z"]}), table)
     assert given(local_corpus(table, spec, text_column="body"), Slot(), Order()) == ["x y"]
