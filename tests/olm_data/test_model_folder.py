@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from olm_data.errors import ValidationError
-from olm_data.model_folder import CONFIG, About, ExportedFile, aside, read_about
+from olm_data.model_folder import CONFIG, About, ExportedFile, read_about
 from olm_data.storage.store import Store
 
 WEIGHTS = ExportedFile(file="model.safetensors", bytes=3, sha256="a" * 64)
@@ -32,10 +32,3 @@ def test_it_names_all_files_but_itself(tmp_path: Path) -> None:
 def test_anything_else_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         read_about(put(tmp_path, **changes))
-
-
-def test_a_file_on_its_way_has_the_name_of_its_content() -> None:
-    assert aside("model.safetensors", "b" * 64) == f"model-{'b' * 16}.safetensors"
-    on_its_way = msgspec.structs.replace(WEIGHTS, file=aside(WEIGHTS.file, WEIGHTS.sha256))
-    assert on_its_way.is_of("model.safetensors")
-    assert not on_its_way.is_of("other.safetensors")

@@ -51,7 +51,6 @@ from olm_data.order.steps import Range, merge_ranges
 from olm_data.path_kinds import nearest
 from olm_data.regular_files import read_regular
 from olm_data.rows.views import LockRows
-from olm_data.run_log.bad_steps import BadStep, bad_step_files
 from olm_data.run_log.log import METRICS, End, Evaluation, Start, read_ends, read_starts
 from olm_data.run_log.metric_names import (
     CE_LOSS,
@@ -61,7 +60,15 @@ from olm_data.run_log.metric_names import (
     MFU,
     TOKENS_PER_SECOND,
 )
-from olm_data.run_log.run_folder import CONFIG, Sample, StepSamples, picked, read_samples
+from olm_data.run_log.run_folder import (
+    CONFIG,
+    BadStep,
+    Sample,
+    StepSamples,
+    bad_step_files,
+    picked,
+    read_samples,
+)
 
 MOST_EVENTS = 400
 MOST_NAMED = 3
