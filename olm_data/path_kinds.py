@@ -45,8 +45,8 @@ NO_TEXT = frozenset(
 _HEAD = 64 << 10
 _ENTRIES = 1000
 _TEXT = re.compile(
-    r"\.(jsonl|ndjson|json|csv|tsv|txt|text|md)(\.(gz|zst|zstd|xz|bz2))?$"
-    r"|\.(parquet|arrow|feather)$",
+    r"\.(jsonl|ndjson|json|csv|tsv|txt|text|md|html?|warc)(\.(gz|zst|zstd|xz|bz2))?$"
+    r"|\.(parquet|arrow|feather|pdf)$",
     re.IGNORECASE,
 )
 _LOCK = re.compile(rb'\s*\{(?s:.*)"format"\s*:\s*"olm-mixture-lock"')  # a text may speak of one

@@ -15,6 +15,7 @@ from support.plans import plan_of
 
 from olm_data.dataset.account import InputAccount, check_accounts, totals_by_input
 from olm_data.dataset.inputs import Unit
+from olm_data.dataset.manifest import ShardDigests
 from olm_data.dataset.record import HEADER_BYTES, TOKENS, npy_header, window_counts
 from olm_data.dataset.shard import ENDS, Shard
 from olm_data.storage.store import Store
@@ -41,7 +42,7 @@ def test_tokens_beyond_2_to_the_32_are_read_where_they_are(dtype: str, tmp_path:
         dtype=kind,
         tokens=total,
         documents=4,
-        sha256={"ends": hashlib.sha256(ends).hexdigest()},
+        sha256=ShardDigests("", hashlib.sha256(ends).hexdigest(), "", ""),
         verify="off",
     )
     last = (total - 1) % 60_000

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from olm_data.bounded_json import JsonObject
+from olm_data.decoding import convert
 
 MESSAGES, SHARED = "messages", "conversations"
 FLAGS = ("trainable", "train", "loss", "loss_mask", "weight")
@@ -69,7 +70,7 @@ class Conversation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 
 def parse(text: str) -> Conversation:
     """Return the conversation whose `text` this is."""
-    return msgspec.convert(json.loads(text), Conversation)
+    return convert(json.loads(text), Conversation)
 
 
 def conversation(row: JsonObject, column: str) -> Conversation:

@@ -24,13 +24,12 @@ from olm_data.select.where import columns as columns_of
 from olm_data.sources import jsonl
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Drop, Scan
 from olm_data.sources.buffers import from_buffers, joined
-from olm_data.sources.columns import MISSING, flattened, value_of
+from olm_data.sources.columns import MISSING, flattened, kept_columns, plain_values, value_of
 from olm_data.sources.files import open_binary, reading
 from olm_data.sources.formats import codec_of, whole_file
 from olm_data.sources.json_records import FieldSeen
 from olm_data.sources.line_blocks import plain_blocks, stream_blocks
 from olm_data.sources.parquet import opened, rows_at_once
-from olm_data.sources.values import kept_columns, plain_values
 from olm_data.tokenization.recipe import Recipe
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
