@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from support.expert_ranks import of_experts
-from support.training import MODEL, ROWS, Run, build, load, save, train, weights
+from support.training import MODEL, ROWS, Run, build, digest, full, load, save, train
 
 from olm_train.distributed.world import World
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
@@ -92,6 +92,13 @@ def rest_of(module: TransformerTrainModule) -> Run:
     return train(module, rows_of(module), steps=[3, 4])
 
 
+def next_of(module: TransformerTrainModule, folder: Path, saved: str | None) -> tuple[str, float]:
+    """Digest of weights and optimiser that a layout saved, and the loss of the step after it."""
+    state = full(load(module, folder / str(saved)))
+    tensors = {f"{part}.{name}": each for part in state for name, each in state[part].items()}
+    return digest(tensors), train(module, rows_of(module), steps=[3]).losses[0]
+
+
 def begun(layout: str | None, model: str, folder: Path) -> tuple[Run, Run]:
     """A run that is saved after two steps, and one that begins anew with what it saved."""
     module = of(layout, model)
@@ -108,8 +115,8 @@ def all_checks(folder: str, model: str, how: Sequence[str]) -> dict[Any, Any]:
     """Run every check on this rank; `folder` holds the checkpoint of one rank, and gets ours.
 
     Returns:
-        "run", layout, how: three steps. "begun", layout: see `begun`. "from", saved, layout: digest
-        of what another layout saved and losses of the steps after it.
+        "run", layout, how: three steps. "begun", layout: see `begun`. "from", saved, layout: see
+        `next_of`.
     """
     results: dict[Any, Any] = {}
     names = layouts_of(model, dist.get_world_size())
@@ -120,6 +127,5 @@ def all_checks(folder: str, model: str, how: Sequence[str]) -> dict[Any, Any]:
     for name in names:
         module = of(name, model)
         for saved in (None, *names):
-            load(module, Path(folder) / str(saved))
-            results["from", saved, name] = weights(module), rest_of(module).losses
+            results["from", saved, name] = next_of(module, Path(folder), saved)
     return results
