@@ -23,6 +23,7 @@ FLOORS: Mapping[str, Mapping[str, tuple[tuple[str, ...], ...]]] = {
         "values": (
             (
                 "arrow_values",
+                "chat_template_child",
                 "decompress",
                 "parquet",
                 "process_lock",
@@ -32,7 +33,7 @@ FLOORS: Mapping[str, Mapping[str, tuple[tuple[str, ...], ...]]] = {
             ),
             ("decoding", "errors"),
             ("counts", "extras", "loopback", "regular_files", "sinks"),
-            ("bounded_json", "path_kinds", "plugins", "printing", "progress"),
+            ("bounded_json", "chat_template", "path_kinds", "plugins", "printing", "progress"),
         ),
         "ground": (("config", "storage", "model_receipt"), ("model_folder", "page")),
         "rules": (("order", "tokenizer"), ("select", "run_log")),

@@ -112,7 +112,7 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
         "probed in a limited child",
     ),
     "olm_data/tokenizer/probe_child.py": ({"json.loads": 1}, "the child with limits itself"),
-    "olm_train/extensions/generate/template_child.py": (
+    "olm_data/chat_template_child.py": (
         {"json.loads": 1},
         "the child with limits itself",
     ),
@@ -122,7 +122,7 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
         {"read_text": 2},
         "/proc: the driver's version; metadata of the packages of this Python",
     ),
-    "olm_train/extensions/generate/template.py": (
+    "olm_data/chat_template.py": (
         {"json.loads": 1},
         "a line of the child with limits",
     ),

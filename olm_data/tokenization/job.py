@@ -214,6 +214,7 @@ class TokenizeJob(PlanJob):
             excluded=self.excluded and self.excluded.fresh(),
             drops=read_drops(self.splits[0], self.plan, task) if settings.dedup else None,
             drop_as="near_duplicate" if settings.minhash else "duplicate",
+            dropped_ids=[] if settings.minhash else None,
             encoder=self.text_encoder,
             bos=self.tokenizer.bos,
             eos=self.tokenizer.eos,
@@ -252,7 +253,7 @@ class TokenizeJob(PlanJob):
             begun = perf_counter()
             with staged:
                 quarantine.publish()
-                if settings.minhash and pipeline.dropped_ids:
+                if pipeline.dropped_ids:
                     listed = "".join(f"{id}\n" for id in pipeline.dropped_ids).encode()
                     self.splits[0].put(f"{NEAR_DUPLICATES}/{name}.txt", listed, limit=MAX_COUNT)
                 result = self._commit(writers, accounts)

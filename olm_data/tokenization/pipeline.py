@@ -185,7 +185,8 @@ class Pipeline:
         excluded: the ids to leave out, which notes those that a record had; or None.
         drops: bool [d], which documents read are dropped as duplicates; None drops none.
         drop_as: the reason, a key of `SKIP_REASONS`.
-        dropped_ids: filled with the ids of these documents, of those that have one.
+        dropped_ids: filled with the ids of these documents, of those that have one; None: nobody
+            asks for them.
         encoder: what encodes.
         bos, eos: ids before / after each document, or None.
         holdout_below: documents whose content hash is below this are held out.
@@ -196,7 +197,7 @@ class Pipeline:
     excluded: IdSet | None
     drops: np.ndarray | None
     drop_as: str = "duplicate"
-    dropped_ids: list[str] = field(default_factory=list)
+    dropped_ids: list[str] | None = None
     encoder: TextEncoder
     bos: int | None
     eos: int | None
@@ -259,7 +260,7 @@ class Pipeline:
                 first += batch.documents
                 if len(kept) < batch.documents:
                     break
-                if batch.ids is not None and not kept.all():
+                if self.dropped_ids is not None and batch.ids is not None:
                     ids = batch.ids.filter(as_mask(~kept)).to_pylist()
                     self.dropped_ids.extend(id for id in ids if id is not None)
                 batch = choose(batch, kept, self.drop_as)

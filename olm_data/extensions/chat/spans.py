@@ -21,8 +21,9 @@ from typing import Any
 import msgspec
 
 from olm_data.bounded_json import JsonObject
+from olm_data.chat_template import BEGIN, END
 from olm_data.extensions.chat.conversations import Conversation, Refused, leaves
-from olm_data.extensions.chat.template import BEGIN, END, Template
+from olm_data.extensions.chat.template import Template
 
 SPELLED = "\ufdd1"
 """Behind the first character of what spells a special token, or may begin to."""

@@ -1,4 +1,4 @@
-"""Chat templates: Jinja in its sandbox, with the names that transformers gives them.
+"""Chat templates of conversations to train on: where they are, and the render of one.
 
     tokenizer_config.json | chat_template.jinja | FILE | chatml, tulu --find_template--> text, names
     Template(text).render(conversation) -> the one render
@@ -13,27 +13,19 @@ import json
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 from olm_data.bounded_json import MalformedJson, decode_configuration
-from olm_data.errors import InputError, UsageError, said_by, suggest
+from olm_data.chat_template import MAX_TEMPLATE, TemplateProcess
+from olm_data.errors import InputError, UsageError, printable, said_by, suggest
 from olm_data.extensions.chat.conversations import Conversation, Refused
-from olm_data.extras import needs
 from olm_data.regular_files import read_regular
 from olm_data.storage.hub import hub_file
 from olm_data.tokenizer.tokenizer import HUB_ALIASES
 
-if TYPE_CHECKING:
-    from jinja2 import nodes
-    from jinja2.parser import Parser
-
 TOKENIZER = "tokenizer"
 BUILT_IN = ("chatml", "tulu")
 CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
-MAX_TEMPLATE = 1 << 20
-"""Bytes of a template's file."""
-BEGIN, END = "\ufdd2", "\ufdd3"
-"""Around what `{% generation %}` encloses."""
 
 
 def find_template(name: str, tokenizer: str) -> tuple[str, dict[str, str]]:
@@ -108,19 +100,17 @@ class Template:
         special: special tokens by the names that it knows.
 
     Raises:
-        InputError: it is no template.
+        InputError: it is no template, or goes beyond the limits of its process.
         MissingExtra: jinja2 is not installed.
     """
 
     def __init__(self, text: str, special: Mapping[str, str]) -> None:
-        with needs("a chat template", where="--format chat"):
-            from jinja2 import TemplateError
-        try:
-            self._template = _environment().from_string(text)
-        except TemplateError as error:
+        self._process = TemplateProcess(text, "--chat-template", for_data=True)
+        found = self._process.render()
+        if found.kind == "wrong":
             raise InputError(
-                "this is no chat template", where="--chat-template", why=said_by(error)
-            ) from error
+                "this is no chat template", where="--chat-template", why=printable(found.text)
+            )
         self._special = dict(special)
 
     def render(self, given: Conversation, *, prompt: bool = False) -> str:
@@ -130,60 +120,20 @@ class Template:
             prompt: whether the header of an answer follows.
 
         Raises:
-            Refused: the template does not take it.
+            Refused: the template does not take it, or goes beyond the limits of its process.
         """
-        values = self._special | given.variables
+        values = {
+            **self._special,
+            **given.variables,
+            "messages": given.messages,
+            "tools": given.tools or None,
+            "documents": None,
+            "add_generation_prompt": prompt,
+        }
         try:
-            return str(
-                self._template.render(
-                    **values,
-                    messages=given.messages,
-                    tools=given.tools or None,
-                    documents=None,
-                    add_generation_prompt=prompt,
-                )
-            )
-        except Exception as error:
-            raise Refused("template", said_by(error)[:200] or type(error).__name__) from error
-
-
-def _environment() -> Any:
-    from jinja2 import nodes
-    from jinja2.exceptions import TemplateRuntimeError
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-            def mark(text: str) -> nodes.Node:
-                return nodes.Output([nodes.TemplateData(text)])
-
-            return [mark(BEGIN), nodes.Scope(body), mark(END)]
-
-    def refuse(message: str) -> NoReturn:
-        raise TemplateRuntimeError(message)
-
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
-    )
-    made.filters["tojson"] = _to_json
-    made.globals["raise_exception"] = refuse
-    return made
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return a value as JSON; that of Jinja escapes what HTML must."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+            found = self._process.render(json.dumps(values))
+        except InputError as error:
+            raise Refused("template", error.why or error.what) from error
+        if found.kind == "refused":
+            raise Refused("template", found.text[:200])
+        return found.text

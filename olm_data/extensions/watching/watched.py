@@ -164,15 +164,3 @@ class WatchedTail:
             if result is not None:
                 found.append(result)
         return sorted(found, key=lambda each: (each.step, each.checkpoint))
-
-
-def read_all_watched(run: Path, notes: list[str]) -> list[WatchedEvaluation]:
-    """Return all results of a run, by step.
-
-    Args:
-        notes: takes a remark on each file that cannot be read.
-    """
-    tail = WatchedTail(run)
-    found = tail.read(now=True)
-    notes += [f"{EVAL}/{name} is left out: {why}" for name, why in tail.wrong.items()]
-    return found

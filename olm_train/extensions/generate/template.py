@@ -8,131 +8,17 @@ They run in a sandbox, in a process with limits: one can write text, and do noth
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
+from olm_data.chat_template import MAX_TEMPLATE, TemplateProcess
 from olm_data.errors import InputError, UsageError, printable
-from olm_data.extras import needs
 from olm_data.regular_files import read_regular
 
-CHILD = Path(__file__).with_name("template_child.py")
-CPU_SECONDS = 4
-WALL_SECONDS = 60  # for where other work leaves the child little of the processor
-MEMORY = 1 << 30
-"""Bytes of address space, and 16 for each byte of a conversation."""
-MOST_BYTES = 1 << 20
-"""Of a prompt, and 8 for each byte of its conversation."""
-
-
-class Rendered(NamedTuple):
-    """What came of a template: `text`, `wrong`, `refused` or `failed`, and the words."""
-
-    kind: str
-    text: str
-
-
-class TemplateProcess:
-    """One template; threads take turns.
-
-    Args:
-        template: Jinja text.
-        where: its file, for messages.
-    """
-
-    def __init__(self, template: str, where: str) -> None:
-        self._template, self._where, self._lock = template, where, threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
-
-    def render(self, values: str = "null") -> Rendered:
-        """Return the text for the names and values of a JSON object; null: only see whether it is a
-        template.
-
-        Raises:
-            InputError: it fails, or goes beyond a limit.
-        """
-        asked = f'{{"template": {json.dumps(self._template)}, "values": {values}}}\n'.encode()
-        with self._lock:
-            if self._child is None:
-                self._child = _begin()
-                weakref.finalize(self, _end, self._child)
-            found = _ask(self._child, asked)
-            if found is None:
-                child, self._child = self._child, None
-                raise self._failed(_why(_end(child)))
-        if found.kind == "failed":
-            raise self._failed(found.text)
-        return found
-
-    def _failed(self, why: str) -> InputError:
-        return InputError(
-            "the chat template cannot be used",
-            where=self._where or None,
-            why=why,
-            fix="take a template from a source you trust: chat --template, export --chat-template",
-        )
-
-
-def _begin() -> subprocess.Popen[bytes]:
-    folders = []
-    for name in ("jinja2", "markupsafe"):
-        found = find_spec(name)
-        assert found is not None
-        assert found.origin is not None
-        folders.append(str(Path(found.origin).parents[1]))
-    limits = map(str, (WALL_SECONDS, CPU_SECONDS, MEMORY, MOST_BYTES))
-    return subprocess.Popen(
-        [sys.executable, "-I", str(CHILD), *limits, *folders],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={name: os.environ[name] for name in ("TZ",) if name in os.environ},
-    )
-
-
-def _ask(child: subprocess.Popen[bytes], asked: bytes) -> Rendered | None:
-    """Return a child's answer; None: it has ended."""
-    assert child.stdin is not None
-    assert child.stdout is not None
-    try:
-        child.stdin.write(asked)
-        child.stdin.flush()
-        return Rendered(*json.loads(child.stdout.readline()))
-    except (OSError, ValueError):
-        return None
-
-
-def _why(code: int) -> str:
-    """Return why a child has ended."""
-    if code == -signal.SIGALRM:
-        return f"it was not done after {WALL_SECONDS} seconds"
-    if code in (-signal.SIGXCPU, -signal.SIGKILL):
-        return f"it takes more than {CPU_SECONDS} seconds of processor time"
-    return f"it ends its process, or needs more than {MEMORY >> 20:,} MiB of memory"
-
-
-def _end(child: subprocess.Popen[bytes]) -> int:
-    for stream in (child.stdin, child.stdout):
-        if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.close()
-    return child.wait()
-
-
-MAX_TEMPLATE = 1 << 20
-"""Bytes of a template's file."""
 PLAIN_STOPS = ("\nUser:",)
 
 
@@ -183,8 +69,6 @@ class ChatTemplate:
         Raises:
             InputError: it is no template, or goes beyond the limits of its process.
         """
-        with needs("a chat template", where=where):
-            import jinja2  # noqa: F401
         process = TemplateProcess(text, where)
         found = process.render()
         if found.kind == "wrong":

@@ -19,11 +19,11 @@ from olm_data.printing import emit, record
 from olm_data.regular_files import read_regular
 
 with needs("exporting a model"):
+    from olm_data.chat_template import MAX_TEMPLATE
     from olm_data.model_receipt import Dtype, Receipt, Verify
     from olm_train.checkpoint.load import find_checkpoint
     from olm_train.checkpoint.portable import export
     from olm_train.distributed.world import World
-    from olm_train.extensions.generate.template import MAX_TEMPLATE
     from olm_train.extensions.hf_export import export as hf
     from olm_train.extensions.hf_export.job import Options, parse_size
 

@@ -262,9 +262,13 @@ def test_longer_conversations_are_dropped_or_cut_between_turns() -> None:
         ("{% for m in messages[:1] %}{{ m.content }}<|eot|>{% endfor %}", "leaves out message 1"),
         ("{{ raise_exception('no') }}", "no"),
         ("{{ strftime_now('%Y') }}", "strftime_now"),
+        ("{{ messages[0].content * 10 ** 10 }}", "MemoryError"),
+        ("{{ messages.__class__.__mro__ }}", "unsafe"),
     ],
 )
-def test_a_template_that_hides_an_answer_drops_the_row(template: str, said_: str) -> None:
+def test_a_template_that_hides_an_answer_or_does_more_drops_the_row(
+    template: str, said_: str
+) -> None:
     with pytest.raises(Refused, match=said_):
         made(said("question", "answer"), template)
 

@@ -19,7 +19,7 @@ from support.eval_requests import make_task
 from support.polling import wait_until
 from support.runs import build_trainer, command, config_values, environment, metrics
 
-from olm_data.extensions.watching.watched import read_all_watched
+from olm_data.extensions.watching.watched import WatchedEvaluation, WatchedTail
 from olm_data.run_log.log import End, Start, append_end, append_start, is_over
 from olm_data.storage.store import Store
 from olm_train.checkpoint.manifest import complete_folders
@@ -72,6 +72,14 @@ def in_loop(run: Path) -> dict[int, dict[str, dict[str, float]]]:
     for line in metrics(run):
         if "eval" in line:
             found.setdefault(line["step"], {}).update(line["eval"])
+    return found
+
+
+def read_all_watched(run: Path, notes: list[str]) -> list[WatchedEvaluation]:
+    """All results of a run, by step; `notes` takes a remark on each file that cannot be read."""
+    tail = WatchedTail(run)
+    found = tail.read(now=True)
+    notes += [f"{name} is left out: {why}" for name, why in tail.wrong.items()]
     return found
 
 

@@ -1,6 +1,7 @@
-"""The child of `template`: makes prompts of a chat template that a stranger wrote.
+"""The child of `chat_template`: makes texts of a chat template that a stranger wrote.
 
-    stdin: a line of JSON, {"template": ..., "values": {...} or null} -> stdout: [KIND, text]
+    stdin: a line of JSON, {"template": ..., "for_data": ..., "values": {...} or null}
+        -> stdout: [KIND, text]
 
 Run by its path, isolated, with seconds of time and of processor time, bytes of address space and
 bytes of text for each line, and the folders of jinja2 and markupsafe. KIND is `text`, `wrong` (no
@@ -23,7 +24,7 @@ def main() -> None:
     wall, seconds, memory, most = map(int, sys.argv[1:5])
     sys.path += sys.argv[5:]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    known: dict[str, Any] = {}
+    known: dict[tuple[str, bool], Any] = {}
     for line in sys.stdin.buffer:
         signal.alarm(wall)
         limit(resource.RLIMIT_CPU, int(time.process_time()) + seconds)
@@ -41,43 +42,47 @@ def limit(kind: int, soft: int) -> None:
     resource.setrlimit(kind, (soft, resource.getrlimit(kind)[1]))
 
 
-def _answer(given: Mapping[str, Any], known: dict[str, Any]) -> tuple[str, str]:
-    """Return the kind and the text of an answer; `known`: templates by their text."""
+def _answer(given: Mapping[str, Any], known: dict[tuple[str, bool], Any]) -> tuple[str, str]:
+    """Return the kind and the text of an answer; `known`: templates by their text and use."""
     from jinja2 import TemplateError
 
-    text, values = given["template"], given["values"]
+    which, values = (given["template"], given["for_data"]), given["values"]
     try:
-        if text not in known:
+        if which not in known:
             try:
-                known[text] = environment().from_string(text)
+                known[which] = environment(which[1]).from_string(which[0])
             except TemplateError as error:
                 return "wrong", str(error)[:300]
-        return "text", "" if values is None else known[text].render(**values)
+        return "text", "" if values is None else known[which].render(**values)
     except Exception as error:
         kind = "refused" if getattr(error, "of_template", False) else "failed"
         return kind, (str(error) or type(error).__name__)[:300]
 
 
-def environment() -> Any:
-    """Return Jinja as transformers sets it up: the same names mean the same."""
+def environment(for_data: bool) -> Any:
+    """Return Jinja as transformers sets it up: the same names mean the same.
+
+    Args:
+        for_data: there is no clock, and answers are marked.
+    """
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", generation_tag()],
+        extensions=["jinja2.ext.loopcontrols", generation_tag(for_data)],
     )
     made.filters["tojson"] = to_json
     made.globals["raise_exception"] = refuse
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    if not for_data:
+        made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return made
 
 
-def generation_tag() -> type[Any]:
-    """Return what makes `{% generation %}` known, a mark of the answers to train on: it is passed
-    over."""
+def generation_tag(marked: bool) -> type[Any]:
+    """Return what makes `{% generation %}` known, which encloses the answers to train on."""
     from jinja2.ext import Extension
-    from jinja2.nodes import Node
+    from jinja2.nodes import Node, Output, Scope, TemplateData
     from jinja2.parser import Parser
 
     class Generation(Extension):
@@ -85,7 +90,11 @@ def generation_tag() -> type[Any]:
 
         def parse(self, parser: Parser) -> list[Node]:
             next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            if not marked:
+                return body
+            begin, end = (Output([TemplateData(mark)]) for mark in ("\ufdd2", "\ufdd3"))
+            return [begin, Scope(body), end]
 
     return Generation
 
