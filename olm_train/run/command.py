@@ -227,8 +227,8 @@ def _run(arguments: Arguments) -> int:
 def _train(config: RunConfig, preemption: Preemption) -> int:
     """Meet the other ranks and train; return the exit code."""
     from olm_train.distributed.agreement import require_agreement
+    from olm_train.distributed.host_memory import keep_freed_memory
     from olm_train.distributed.preempt import Preempted
-    from olm_train.distributed.threads import keep_freed_memory
     from olm_train.distributed.world import World
     from olm_train.estimate.device_defaults import Capability
     from olm_train.estimate.sharding import Machine

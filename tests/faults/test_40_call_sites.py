@@ -19,7 +19,7 @@ ALLOWED = {
     "olm_train/__init__.py": {"importlib.import_module"},
     "olm_train/model/attention_varlen.py": {"importlib.import_module"},
     # The process itself (None), for a function of its C library; no file is named.
-    "olm_train/distributed/threads.py": {"ctypes.CDLL"},
+    "olm_train/distributed/host_memory.py": {"ctypes.CDLL"},
     # Classes of the user's own, by a name that the user wrote, never one of a file.
     "olm_data/config/import_path.py": {"importlib.import_module"},
     # Parts of installed packages, by the groups that this program knows.

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from olm_train.distributed.threads import USERS, keep_freed_memory
+from olm_train.distributed.host_memory import USERS, keep_freed_memory
 
 GLIBC = platform.libc_ver()[0] == "glibc"
 FAULTS = """
 import os, resource, sys
-from olm_train.distributed.threads import keep_freed_memory
+from olm_train.distributed.host_memory import keep_freed_memory
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
