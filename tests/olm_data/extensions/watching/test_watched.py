@@ -14,7 +14,6 @@ from olm_data.extensions.watching.watched import (
     WatchedEvaluation,
     WatchedTail,
     is_watched_name,
-    read_all_watched,
     read_watched,
 )
 from olm_data.storage.store import Store
@@ -69,9 +68,9 @@ def test_what_is_malformed_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / EVAL / "step00000012.json").write_bytes(data)
     with pytest.raises(ValidationError, match="damaged"):
         read_watched(Store(str(tmp_path)).child(EVAL), "step00000012.json")
-    notes = list[str]()
-    assert read_all_watched(tmp_path, notes) == []
-    assert "eval/step00000012.json is left out" in notes[0]
+    tail = WatchedTail(tmp_path)
+    assert tail.read() == []
+    assert list(tail.wrong) == ["step00000012.json"]
 
 
 def test_a_reader_gets_what_is_new_or_was_written_anew(tmp_path: Path) -> None:
