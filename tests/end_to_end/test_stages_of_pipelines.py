@@ -15,6 +15,11 @@ from olm_data.mixture.mix import mix
 from olm_train.run.command import main
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
+AFRESH = (
+    "--trainer.load_path=null",
+    "--trainer.load_trainer_state=true",
+    "--trainer.load_optim_state=true",
+)
 
 
 def train(folder: Path, *options: str) -> list[float]:
@@ -28,7 +33,7 @@ def train(folder: Path, *options: str) -> list[float]:
 
 
 def compile_lock(folder: Path) -> None:
-    """The folder's mixture, of 40 rows in the place of its tokens."""
+    """The folder's mixture, of 100K tokens in the place of its own, with what epochs that takes."""
     values = yaml.safe_load((folder / "mix.yaml").read_text())
     values["stages"][0]["tokens"] = 40 * 256 * 10
     for source in values["sources"].values():
@@ -37,11 +42,25 @@ def compile_lock(folder: Path) -> None:
     mix(str(folder / "small.yaml"), str(folder / "out" / "mixture.lock.json"))
 
 
+def go_on_with(folder: Path) -> list[float]:
+    """Losses of a stage that begins with the one before; stopped and started, they are the same."""
+    run = folder / "out" / "run"
+    compile_lock(folder)
+    other = train(folder, *AFRESH)
+    shutil.rmtree(run)
+    losses = train(folder)
+    shutil.rmtree(run)
+    train(folder, "--trainer.hard_stop={value: 4, unit: steps}")
+    assert train(folder) == losses  # goes on in its own run, not from the stage before again
+    assert other[0] > losses[0]
+    return losses
+
+
 @pytest.mark.slow
-def test_conversations_are_learned_from_the_quickstarts_weights(
+def test_each_stage_begins_with_what_the_last_one_left(
     tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("quickstart", "sft"):
+    for name in ("quickstart", "midtrain", "long-context", "sft"):
         shutil.copytree(PIPELINES / name, tmp_path / name, ignore=shutil.ignore_patterns("out"))
     base, sft = tmp_path / "quickstart", tmp_path / "sft"
     tokenizer = str(tiny_tokenizer)
@@ -57,6 +76,14 @@ def test_conversations_are_learned_from_the_quickstarts_weights(
     compile_lock(base)
     train(base)
 
+    for stage in ("midtrain", "long-context"):
+        monkeypatch.chdir(tmp_path / stage)
+        kept = go_on_with(tmp_path / stage)
+    shutil.rmtree(tmp_path / "long-context" / "out" / "run")
+    reset = train(tmp_path / "long-context", "--trainer.load_optim_state=false")
+    assert reset[0] == kept[0]
+    assert reset[2:] != kept[2:]
+
     monkeypatch.chdir(sft)
     runpy.run_path("chats.py")["main"](Path("out/chats.jsonl"))
     rows = Path("out/chats.jsonl").read_text().splitlines(keepends=True)
@@ -70,16 +97,4 @@ def test_conversations_are_learned_from_the_quickstarts_weights(
         max_tokens=256,
         max_bad="1%",
     )
-    compile_lock(sft)
-    train(sft, "--trainer.hard_stop={value: 4, unit: steps}")
-    losses = train(sft)  # goes on in its own run, not from the quickstart's again
-    shutil.rmtree(sft / "out" / "run")
-    assert train(sft) == losses
-    shutil.rmtree(sft / "out" / "run")
-    other = train(
-        sft,
-        "--trainer.load_path=null",
-        "--trainer.load_trainer_state=true",
-        "--trainer.load_optim_state=true",
-    )
-    assert other[0] > losses[0]
+    go_on_with(sft)
