@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.distributed import run_ranks
-from support.parity_ranks import MODELS, all_checks, begun, layouts_of, next_of, run_of
+from support.parity_ranks import all_checks, begun, layouts_of, next_of, run_of
 from support.parity_ranks import of as module_of
 from support.training import assert_alike, load, weights
 
@@ -36,7 +36,10 @@ class Layouts:
         return layouts_of(self.model, len(self.ranks))
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module",
+    params=["dense", pytest.param("experts", marks=pytest.mark.slow)],
+)
 def model(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
