@@ -38,11 +38,6 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     same_rows: int
     differences: list[str]
 
-    @property
-    def extends(self) -> bool:
-        """Whether the new run goes on where the old one ends."""
-        return self.same_rows == self.old_rows
-
 
 def diff(old: Lock, new: Lock) -> Difference:
     """Compare two locks."""
