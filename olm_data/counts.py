@@ -3,7 +3,6 @@
     parse_count    `100000`, `1.5M`, `95B`       scaled         `12.3 M`
     parse_share    `0.001`, `1/1000`, `0.1%`     duration       `3 min 20 s`
     counted        `1 document`, `2 documents`
-    rates          documents, text and tokens a second
     spell_ranges   `0-2,5`
 
 K, M, B and T are 1000^n.
@@ -71,15 +70,6 @@ def counted(number: int, noun: str) -> str:
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {noun[:-1]}ies" if noun.endswith("y") else f"{number:,} {noun}s"
-
-
-def rates(documents: int, text_bytes: int, tokens: int, seconds: float) -> str:
-    """Return `1,234 documents, 12.3 MB/s of text, 3.1 M tokens/s`."""
-    seconds = max(seconds, 1e-9)
-    return (
-        f"{counted(documents, 'document')}, {text_bytes / seconds / 1e6:.1f} MB/s of text, "
-        f"{scaled(tokens / seconds)} tokens/s"
-    )
 
 
 def scaled(number: float) -> str:

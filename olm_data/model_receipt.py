@@ -9,7 +9,7 @@ It says no more than was done: what was not compared stands under `not_compared`
 from __future__ import annotations
 
 import json
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -139,6 +139,10 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     files: dict[str, FileProof]
     tensors: dict[str, str]
     verified: Verified
+
+    COLUMNS: ClassVar = dict.fromkeys(
+        ("version", "claim", "lock", "datasets", "probe", "tensors", "files")
+    )  # digests of what lies in the folder: in the receipt
 
     def encode(self) -> bytes:
         """Return the bytes of the file."""

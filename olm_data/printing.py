@@ -1,12 +1,14 @@
 """What commands print of a result: one look for all of them.
 
-    result --emit--> its fields as JSON | lines for people, on standard output
+    result --emit--> its fields as JSON | as lines for people, on standard output
+    lines(result)    `name  value` a field; lists of Structs below as tables, Structs as blocks
     table(rows)      a line a Struct, a column a field
     record(values)   `name  value`, a line each
     cells(rows)      the same as `table`, for pages
 
-How a number is shown stands at the field's type: `Share`, `Loss`, ... On the terminal a column or
-line without a value is left out. Lines fit it; without one nothing is cut or broken.
+How a number is shown stands at the field's type: `Share`, `Loss`, ... A Struct with tables of its
+own says in `COLUMNS` how they look. On the terminal a column or line without a value, or of 0, is
+left out. Lines fit it; without one nothing is cut or broken.
 """
 
 from __future__ import annotations
@@ -37,23 +39,93 @@ ShareError = Annotated[float, msgspec.Meta(extra={"shown": "+.4%"})]
 Change = Annotated[float, msgspec.Meta(extra={"shown": "+.4f"})]
 Excess = Annotated[float, msgspec.Meta(extra={"shown": "+.1f"})]
 Mean = Annotated[float, msgspec.Meta(extra={"shown": ",.2f"})]
-Seconds = Annotated[int, msgspec.Meta(extra={"shown": "s"})]
+Seconds = Annotated[float, msgspec.Meta(extra={"shown": "s"})]
 Difference = Annotated[int, msgspec.Meta(extra={"shown": "+,"})]
 Ordinal = Annotated[int, msgspec.Meta(extra={"shown": "d"})]
 """Types of fields, by how they are shown."""
 
 
-def emit(result: Any, as_json: bool, lines: Iterable[str] | None = None) -> None:
+class Columns(NamedTuple):
+    """How a field of a result is shown as a table.
+
+    Attributes:
+        names: as of `cells`.
+        total: add a row of sums.
+        most: rows shown; the others are counted. 0: all.
+        name: of the field, for people.
+    """
+
+    names: tuple[str, ...] = ()
+    total: bool = False
+    most: int = 0
+    name: str = ""
+
+
+def emit(result: Any, as_json: bool, shown: Iterable[str] | None = None) -> None:
     """Print a result: its fields as JSON, or lines; no secret, escape or line break in one acts.
 
     Args:
-        lines: None: `result.lines()`.
+        shown: None: `lines(result)`.
     """
     if as_json:
         print_json(result)
     else:
-        for line in result.lines() if lines is None else lines:
+        for line in lines(result) if shown is None else shown:
             click.echo(printable(redacted(line)))
+
+
+def lines(result: Any, *, indent: str = "", width: int = 0) -> list[str]:
+    """Return a Struct as lines: a line a field, then a block of each that holds Structs.
+
+    Args:
+        result: its class may have `COLUMNS`: of fields, how they are shown, None: not at all.
+        width: cells of the terminal; 0: those it has.
+    """
+    own: Mapping[str, Columns | None] = getattr(result, "COLUMNS", {})
+    facts, blocks, below = dict[str, object](), list[str](), indent + "  "
+    for field, form in _forms(result.__class__).items():
+        value, columns = getattr(result, field), own.get(field, Columns())
+        if columns is None:
+            continue
+        name = columns.name or field.replace("_", " ")
+        first = next(iter(value), None) if isinstance(value, (list, tuple)) else value
+        if not isinstance(first, msgspec.Struct):
+            facts[name] = _texts(value, form, columns.most)
+            continue
+        blocks.append(indent + name)
+        if value is first:
+            blocks += lines(value, indent=below, width=width)
+            continue
+        rows = value[: columns.most or None]
+        if not columns.names and any(map(_holds_structs, rows)):
+            blocks += (line for row in rows for line in lines(row, indent=below, width=width))
+            continue
+        blocks += table(rows, *columns.names, total=columns.total, indent=below, width=width)
+        if len(rows) < len(value):
+            blocks.append(f"{below}and {len(value) - len(rows):,} more (--json shows all)")
+    return record(facts, indent=indent, width=width) + blocks
+
+
+def _holds_structs(row: msgspec.Struct) -> bool:
+    values = (getattr(row, field) for field in _forms(row.__class__))
+    return any(
+        isinstance(value, list) and isinstance(value[0], msgspec.Struct)
+        for value in values
+        if value
+    )
+
+
+def _texts(value: object, form: str, most: int) -> object:
+    """Return the text of a value, or a list of one for each line of it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping) and (most or {type(one) for one in value.values()} != {int}):
+        value = [f"{name}: {cell(one)}" for name, one in value.items()]
+    if isinstance(value, (list, tuple)) and all(isinstance(one, (str, tuple)) for one in value):
+        rest = len(value) - most if most else 0
+        more = [f"and {rest:,} more (--json shows all)"] * (rest > 0)
+        return [*map(cell, value[: most or None]), *more]
+    return value if value is msgspec.UNSET else value and cell(value, form)
 
 
 def print_json(result: object) -> None:
@@ -87,6 +159,15 @@ def cell(value: object, form: str = "") -> str:
         return ""
     if value is True:
         return "yes"
+    if isinstance(value, msgspec.Struct):
+        texts = {
+            name: cell(getattr(value, name), own) for name, own in _forms(value.__class__).items()
+        }
+        return ", ".join(
+            f"{name.replace('_', ' ')} {text}"
+            for name, text in texts.items()
+            if text not in ("", "0")
+        )
     if isinstance(value, (int, float)):
         if form == "s":
             return duration(value)
@@ -95,7 +176,9 @@ def cell(value: object, form: str = "") -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{cell(number)} {name}" for name, number in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(cell(one, form) for one in value)
+        return ", ".join(
+            f"({cell(one)})" if isinstance(one, tuple) else cell(one, form) for one in value
+        )
     return printable(str(value))
 
 
@@ -108,10 +191,12 @@ class Cells(NamedTuple):
 
 
 @cache
-def _forms(kind: type) -> dict[str, str]:
+def _forms(kind: type[msgspec.Struct]) -> dict[str, str]:
     """Return how the numbers of each field of a Struct are shown."""
     forms = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
+    hints = get_type_hints(kind, include_extras=True)
+    for name in kind.__struct_fields__:
+        hint = hints[name]
         metas = [m for part in (hint, *get_args(hint)) for m in getattr(part, "__metadata__", ())]
         extras = [getattr(meta, "extra", None) or {} for meta in metas]
         forms[name] = next((extra["shown"] for extra in extras if "shown" in extra), "")

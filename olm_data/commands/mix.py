@@ -8,7 +8,7 @@ import click
 
 from olm_data.commands.said import note, quiet, refuse_given, warn
 from olm_data.errors import UsageError, printable, typed
-from olm_data.printing import emit
+from olm_data.printing import emit, lines
 
 if TYPE_CHECKING:
     from olm_data.mixture.mix import MixResult
@@ -164,8 +164,8 @@ def _print_mixed(done: MixResult, *, explain: bool, tree: bool, as_json: bool) -
     result["warnings"] += done.warnings
     result |= {"explain": arithmetic} if explain else {}
     result |= {"tree": trees} if tree else {}
-    lines = [*shown.tree_lines(trees), *arithmetic]
-    emit(result, as_json, lines if tree or explain or quiet() else numbers.lines())
+    short = tree or explain or quiet()
+    emit(result, as_json, [*shown.tree_lines(trees), *arithmetic] if short else lines(numbers))
 
 
 def _compare_packing(

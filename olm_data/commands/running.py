@@ -178,10 +178,11 @@ def _print_plan(planned: Planned, *, as_json: bool) -> None:
 def _print_done(done: Done, *, as_json: bool) -> None:
     import msgspec
 
-    from olm_data.tokenization.summary import RunResult, summary_lines
+    from olm_data.tokenization.summary import RunResult
 
+    result = RunResult.of(done.summary, done.workers)
     if as_json:
-        done.progress.event("done", **msgspec.to_builtins(RunResult.of(done.summary)))
+        done.progress.event("done", **msgspec.to_builtins(result))
         return
-    emit(done, as_json, summary_lines(done.request, done.summary, done.workers))
-    note(f"next: olm-data verify {typed(done.summary.output)}")
+    emit(result, as_json)
+    note(f"next: olm-data verify {typed(result.output)}")

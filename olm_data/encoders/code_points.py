@@ -21,7 +21,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from itertools import chain
 from platform import machine
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 from unicodedata import unidata_version
 
 import msgspec
@@ -212,8 +212,7 @@ class Proof:
     routed: Ranges = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParityReport:
+class ParityReport(msgspec.Struct, frozen=True, kw_only=True):
     """Which encoder a run uses, and what is proved of it.
 
     Attributes:
@@ -231,6 +230,8 @@ class ParityReport:
     routed: Ranges = ()
     reasons: str = ""
     note: str = ""
+
+    COLUMNS: ClassVar = {"routed": None}
 
 
 def recall(encoder: str, tokenizer: TokenizerSpec, special: SpecialPolicy) -> Proof | None:

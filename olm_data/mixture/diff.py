@@ -38,25 +38,6 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     same_rows: int
     differences: list[str]
 
-    @property
-    def extends(self) -> bool:
-        """Whether the new run goes on where the old one ends."""
-        return self.same_rows == self.old_rows
-
-    def lines(self) -> list[str]:
-        """Return the differences for people, then up to which row the runs are the same."""
-        same = counted(self.same_rows, "row")
-        if self.same_rows == self.old_rows == self.new_rows:
-            last = f"all {same} are the same"
-        elif self.same_rows == min(self.old_rows, self.new_rows):
-            which = "new" if self.extends else "old"
-            last = f"the {which} run goes on where the other ends: the first {same} are the same"
-        elif self.same_rows:
-            last = f"the first {same} are the same; row {self.same_rows:,} differs"
-        else:
-            last = "the runs differ from the first row on"
-        return [*self.differences, last]
-
 
 def diff(old: Lock, new: Lock) -> Difference:
     """Compare two locks."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -19,7 +20,7 @@ from olm_data.dataset.view import ViewInfo
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.lock_format import LockSource, LockStage, ManifestStage, manifest_stages
 from olm_data.order.slots import FIRST_BLOCK, MAX_BLOCK, TOLERANCE
-from olm_data.printing import Loss, Share, ShareError, fitted, table
+from olm_data.printing import Columns, Loss, Share, ShareError, fitted, table
 from olm_data.storage.store import is_remote
 
 EPOCHS_TO_WARN = 4
@@ -55,13 +56,6 @@ class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
     parts: list[int]
     sources: list[DrawnSource]
 
-    def lines(self, row: int) -> list[str]:
-        """Return the stage for people. Args: row: tokens of a row of the lock."""
-        parts = row // self.sequence_length
-        cut = f", each trained as {parts:,} of {self.sequence_length:,} tokens" * (parts > 1)
-        title = f"stage {self.name}: {self.tokens:,} tokens, {counted(self.rows, 'row')}{cut}"
-        return [title, *table(self.sources, indent="  ")]
-
 
 class ViewSummary(ViewInfo, frozen=True, kw_only=True):
     """What the view of a source keeps, of how many documents and tokens."""
@@ -93,6 +87,13 @@ class SourceSummary(msgspec.Struct, frozen=True, kw_only=True):
     trained: Share = 1.0
 
 
+_RUN = (
+    *("source", "tokens_available=available", "tokens_in_no_row=in no row", "padding"),
+    *("rows", "tokens", "epochs", "max_epochs=max", "share_got=share", "trained"),
+    "view=kept by its view",
+)
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of a lock; shares and epochs as floats."""
 
@@ -106,47 +107,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     sources: list[SourceSummary]
     warnings: list[str]
 
-    def lines(self) -> list[str]:
-        """Return the numbers for people: each stage, then the run."""
-        stages = [line for stage in self.stages for line in stage.lines(self.sequence_length)]
-        return [
-            *stages,
-            f"run: {self.tokens:,} tokens, {counted(self.rows, 'row')} of "
-            f"{self.sequence_length:,} tokens, seed {self.seed}, order {self.order}",
-            *table(self.sources, *_RUN, total=True, indent="  "),
-            *(
-                f"source {source.source}: {_kept(source.view)}"
-                for source in self.sources
-                if source.view
-            ),
-            *(
-                f"source {source.source}: {source.trained:.1%} of its tokens are trained"
-                for source in self.sources
-                if source.trained < 1
-            ),
-        ]
-
-
-_RUN = (
-    *("source", "tokens_available=available", "tokens_in_no_row=in no row", "padding"),
-    *("rows", "tokens", "epochs", "max_epochs=max", "share_got=share"),
-)
-
-
-def _kept(view: ViewSummary) -> str:
-    """Return what a view kept and left out."""
-    text = (
-        f"{view.documents:,} of {counted(view.of_documents, 'document')} kept, "
-        f"{view.tokens:,} of {view.of_tokens:,} tokens"
-    )
-    if view.where is not None:
-        text += f"; {view.left_by_where:,} left out by where: {view.where}"
-    if view.exclude_ids is not None:
-        text += (
-            f"; {view.left_by_ids:,} left out by exclude_ids, of whose {view.ids:,} ids "
-            f"{view.ids_unmatched:,} matched nothing"
-        )
-    return text
+    COLUMNS: ClassVar = {"sources": Columns(_RUN, total=True), "warnings": None}
 
 
 def summarise(lock: Lock) -> Summary:

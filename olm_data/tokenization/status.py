@@ -12,12 +12,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 
 from olm_data.bounded_json import MalformedJson
-from olm_data.counts import counted, duration
 from olm_data.dataset.job import JobFile
 from olm_data.dataset.manifest import JOB, MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
 from olm_data.dataset.plan import Plan, plan_digests
@@ -25,11 +25,17 @@ from olm_data.dataset.record import HEADER_BYTES, RECORD, tokens_header, tokens_
 from olm_data.dataset.shard import ENDS
 from olm_data.errors import InputError, ValidationError, typed
 from olm_data.path_kinds import kind_of, nearest, require
-from olm_data.printing import Ordinal, Seconds, record, table
+from olm_data.printing import Columns, Ordinal, Seconds
 from olm_data.runners.base import Count
 from olm_data.runners.heartbeat import PARENT, Beat, read_beats
 from olm_data.storage.store import Store
 from olm_data.tokenization.task_results import shard_files, split_stores
+
+_URGENCY = {"dead": 0, "failed": 1, "running": 2, "interrupted": 3, "done": 4}
+_WORKER = (
+    *("name=worker", "host", "pid", "state", "seconds_since_heard=last heard of"),
+    *("done=tasks done", "running=tasks at work", "documents"),
+)
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +86,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         text_bytes_per_second: all live workers together; 0 when none.
         seconds_left: until all tasks are done at this rate, or None.
         error: what ended the run, or None.
-        workers: the parent first.
+        workers: those that need somebody to look first.
         next: what to type next.
     """
 
@@ -93,39 +99,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     documents: int
     tokens: int
     text_bytes_per_second: int
-    seconds_left: int | None
+    seconds_left: Seconds | None
     error: str | None
     workers: list[WorkerStatus]
     next: str
 
-    def lines(self) -> list[str]:
-        """Return the status for people; workers that need somebody to look come first."""
-        left = "" if self.seconds_left is None else f", about {duration(self.seconds_left)} left"
-        speed = f"{self.text_bytes_per_second / 1e6:.1f} MB/s of text{left}"
-        facts = {
-            "error": self.error,
-            "tasks": f"{self.done:,} of {self.tasks:,} done, {self.running:,} running, "
-            f"{self.left:,} left",
-            "written": f"{self.tokens:,} tokens in {counted(self.documents, 'document')}",
-            "speed": speed if self.text_bytes_per_second else "",
-        }
-        workers = sorted(self.workers, key=lambda one: _URGENCY.get(one.state, 5))
-        more = len(workers) - SHOWN_WORKERS
-        return [
-            f"{self.output}: {self.state}",
-            *record(facts),
-            *table(workers[:SHOWN_WORKERS], *_WORKER, indent="  "),
-            *([f"  and {more:,} more workers (--json shows them all)"] if more > 0 else []),
-            f"next: {self.next}",
-        ]
-
-
-SHOWN_WORKERS = 20
-_URGENCY = {"dead": 0, "failed": 1, "running": 2, "interrupted": 3, "done": 4}
-_WORKER = (
-    *("name=worker", "host", "pid", "state", "seconds_since_heard=last heard of"),
-    *("done=tasks done", "running=tasks at work", "documents"),
-)
+    COLUMNS: ClassVar = {"workers": Columns(_WORKER, most=20)}
 
 
 def read_status(output: str) -> Status:
@@ -199,6 +178,7 @@ def judge(
     )
     state, error = _state(beats, alive, bool(done.all()))
     named = sorted(beats, key=lambda beat: (beat.name != PARENT, beat.name))
+    told = [WorkerStatus.of(beat, now) for beat in named]
     again = "the same tokenize command again: it keeps what is done"
     return Status(
         output=output,
@@ -212,7 +192,7 @@ def judge(
         text_bytes_per_second=round(rate),
         seconds_left=round(left / rate) if rate > 0 else None,
         error=error,
-        workers=[WorkerStatus.of(beat, now) for beat in named],
+        workers=sorted(told, key=lambda one: _URGENCY.get(one.state, 5)),
         next=f"olm-data status {typed(output)}" if state == "running" else again,
     )
 

@@ -1,6 +1,6 @@
 """What a run made, as values: what people are told, and the result that programs read.
 
-manifests + FinishedShards -> Summary -> summary_lines | RunResult (event `done`)
+manifests + FinishedShards -> Summary -> RunResult, printed as lines or as the event `done`
 """
 
 from __future__ import annotations
@@ -8,25 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 
-from olm_data.counts import counted, duration, rates
+from olm_data.counts import counted
 from olm_data.dataset.account import (
     BAD_REASONS,
-    DROP_REASONS,
     InputAccount,
-    meaning,
     totals_by_input,
     unpack,
 )
-from olm_data.dataset.manifest import VALIDATION, Manifest
+from olm_data.dataset.manifest import Manifest
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.tools import PassedCount
 from olm_data.encoders import ParityReport
 from olm_data.errors import printable
-from olm_data.printing import record
+from olm_data.printing import Columns, Seconds, record
 from olm_data.runners.base import Count
 from olm_data.sources.base import DocumentBatch, SourcePlan
 from olm_data.sources.passed import passed_lines, tally
@@ -35,12 +34,15 @@ from olm_data.tokenization.request import Request
 from olm_data.tokenization.shards import FinishedShards
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
+INPUTS_SHOWN = 10
+
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """What a run made.
 
     Attributes:
+        request: what was asked for.
         output: where the dataset is.
         manifest, validation: the manifests; validation is None where nothing was held out.
         already_complete: the dataset was there before the run.
@@ -55,6 +57,7 @@ class Summary:
         ids_found: how many of the ids of `--exclude-ids` some record had; None if not asked.
     """
 
+    request: Request
     output: str
     manifest: Manifest
     validation: Manifest | None
@@ -70,12 +73,13 @@ class Summary:
     ids_found: int | None = None
 
     @classmethod
-    def of_complete(cls, output: str, manifests: Sequence[Manifest], plan: Plan) -> Summary:
+    def of_complete(cls, request: Request, manifests: Sequence[Manifest], plan: Plan) -> Summary:
         """Return the summary of a run that found everything done."""
         train, validation = (*manifests, None)[:2]
         assert train is not None
         return cls(
-            output=output,
+            request=request,
+            output=request.output,
             manifest=train,
             validation=validation,
             already_complete=True,
@@ -92,7 +96,7 @@ class Summary:
         for account in shards.accounts:
             found |= unpack(account.excluded, len(found))
         return replace(
-            cls.of_complete(request.output, manifests, plan),
+            cls.of_complete(request, manifests, plan),
             already_complete=False,
             kept_shards=shards.kept,
             proof=shards.proof,
@@ -148,7 +152,18 @@ class ValidationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The event `done` of a run, and its keys; see docs/reference/cli.md and `Summary`."""
+    """What a run made, and the event `done`; see docs/reference/cli.md and `Summary`.
+
+    Attributes:
+        tokenizer: its name and where it puts ids at the ends of a document.
+        trained: tokens that are trained, where not all are.
+        cut: conversations that lost turns to `--max-tokens`.
+        selection: what was asked for of the records.
+        notes: what to do about some of the numbers.
+        workers: how many tasks at a time.
+    """
+
+    COLUMNS: ClassVar = {"inputs_with_drops": Columns(most=INPUTS_SHOWN)}
 
     output: str
     already_complete: bool
@@ -159,6 +174,10 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     text_bytes: int
     shards: int
     dtype: str
+    tokenizer: str
+    trained: int | None
+    cut: int
+    selection: dict[str, str]
     dropped: dict[str, int]
     passed_over: dict[str, PassedCount]
     duplicates: int | msgspec.UnsetType
@@ -175,24 +194,37 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     ids_found: int | None
     encoder: ParityReport | None
     by_reference: int
-    seconds: float
+    seconds: Seconds
+    text_bytes_per_second: int
     text_bytes_now: int
     tokens_now: int
     kept_shards: int
+    workers: int
+    notes: list[str]
 
     @classmethod
-    def of(cls, summary: Summary) -> RunResult:
+    def of(cls, summary: Summary, workers: int = 0) -> RunResult:
         """Return the result that a summary tells."""
         manifest, held, totals = summary.manifest, summary.validation, summary.manifest.totals
         copies, digest = manifest.tools.copies, str(manifest.digest)
         tokens, documents = summary.unknown
-        validation = None
+        request, validation, notes = summary.request, None, list[str]()
         if held is not None:
             validation = ValidationResult(
                 digest=str(held.digest),
                 tokens=held.totals.tokens,
                 documents=held.totals.documents,
             )
+            if not held.totals.documents:
+                notes.append(
+                    f"nothing is held out: {request.recipe.holdout} of "
+                    f"{counted(totals.documents, 'document')} came to none; give a larger "
+                    "--holdout, or cut .txt files into shorter documents with --separator"
+                )
+        if tokens:
+            notes.append("the tokenizer does not know some text; --on-unknown drop leaves it out")
+        if copies and copies.duplicates:
+            notes.append("--dedup exact drops the duplicates")
         return cls(
             output=summary.output,
             already_complete=summary.already_complete,
@@ -203,6 +235,10 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
             text_bytes=totals.text_bytes,
             shards=len(manifest.shards),
             dtype=manifest.dtype,
+            tokenizer=f"{request.tokenizer.name}: {rules(request.tokenizer)}",
+            trained=manifest.trained,
+            cut=summary.cut,
+            selection=selection(request.source),
             dropped=manifest.dropped,
             passed_over=manifest.tools.passed_over,
             duplicates=copies.duplicates if copies else msgspec.UNSET,
@@ -229,9 +265,12 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
             encoder=summary.proof,
             by_reference=summary.by_reference,
             seconds=round(summary.seconds, 3),
+            text_bytes_per_second=round(summary.text_bytes_now / max(summary.seconds, 1e-9)),
             text_bytes_now=summary.text_bytes_now,
             tokens_now=summary.tokens_now,
             kept_shards=summary.kept_shards,
+            workers=workers,
+            notes=notes,
         )
 
 
@@ -241,13 +280,6 @@ def bad_records(dropped: dict[str, int]) -> int:
 
 
 SAMPLE_TEXT = 70
-INPUTS_SHOWN = 10
-
-_SPECIAL = {
-    "plain": "were encoded as plain text",
-    "allow": "became special tokens (--special allow)",
-    "error": "were refused",
-}
 
 
 def rules(tokenizer: TokenizerSpec) -> str:
@@ -277,7 +309,7 @@ def plan_lines(
         "ends": rules(tokenizer),
         "holdout": f"{recipe.holdout or 'none'}",
         "not read": passed_lines(tally(request.source.passed)),
-        **_selection(request.source),
+        **selection(request.source),
         "shuffle": None if recipe.shuffle is None else f"documents, seed {recipe.shuffle}",
         "runner": runner,
         "plan": plan.digest,
@@ -292,7 +324,7 @@ def plan_lines(
                 f"{sample.text_bytes[k]:,} bytes, {ids:,} tokens: {printable(text[:SAMPLE_TEXT])}"
             )
         likely = plan.all_text_bytes * taken // size
-        if likely and not _selection(request.source):
+        if likely and not selection(request.source):
             facts["tokens"] = (
                 f"some {likely:,}, {likely * tokenizer.dtype.itemsize:,} bytes on disk, if all "
                 "text is as these documents"
@@ -300,86 +332,9 @@ def plan_lines(
     return [f"would write {request.output}", *record(facts)]
 
 
-def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]:
-    """Return what a run made, how fast, and what was dropped on the way."""
-    manifest, held, source = summary.manifest, summary.validation, request.source
-    totals, bad = manifest.totals, bad_records(manifest.dropped)
-    validation = []
-    if held is not None:
-        validation = [f"{_size(held)}, in {summary.output}/{VALIDATION}"]
-        if not held.totals.documents:
-            validation.append(
-                f"nothing is held out: {request.recipe.holdout} of "
-                f"{counted(totals.documents, 'document')} came to none; give a larger --holdout, "
-                "or cut .txt files into shorter documents with --separator"
-            )
-    facts: dict[str, object] = {
-        "train": f"{_size(manifest)}, {manifest.dtype}",
-        "validation": validation,
-        "trained": manifest.trained is not None
-        and f"{manifest.trained:,} tokens, {manifest.trained / max(totals.tokens, 1):.1%} of all",
-        "cut": summary.cut and f"{counted(summary.cut, 'conversation')} lost turns to --max-tokens",
-        **_versions(manifest),
-        "tokenizer": f"{request.tokenizer.name}: {rules(request.tokenizer)}",
-        "dropped": dropped_lines(manifest.dropped, totals.documents_in),
-        "of inputs": input_lines(summary),
-        "not read": passed_lines(tally(source.passed)),
-        **_chosen(source, summary),
-        "duplicates": duplicates(manifest, held),
-        "replaced": summary.replaced
-        and f"{counted(summary.replaced, 'document')} have U+FFFD for what was not UTF-8",
-        "quarantine": bad
-        and f"{counted(bad, 'record')} as they were read, in {summary.output}/{FOLDER}",
-        "unknown": _unknown(request.tokenizer, summary),
-        "special": summary.special_hits
-        and f"{summary.special_hits:,} strings that spell a special token "
-        + _SPECIAL[request.recipe.special],
-    }
-    if (proof := summary.proof) is not None:
-        speed = rates(
-            summary.documents_now, summary.text_bytes_now, summary.tokens_now, summary.seconds
-        )
-        kept = f"; {counted(summary.kept_shards, 'shard')} kept" if summary.kept_shards else ""
-        by_hf = f"{counted(summary.by_reference, 'document')}: those that {proof.reasons}"
-        facts |= {
-            "encoder": f"{proof.encoder}: {proof.claim}",
-            "by hf": by_hf if proof.reasons else "",
-            "speed": f"{speed} in {duration(summary.seconds)}, {counted(workers, 'worker')}{kept}",
-        }
-    state = "already complete, nothing to do:" if summary.already_complete else "made"
-    return [f"{state} {summary.output}", *record(facts)]
-
-
-def _size(manifest: Manifest) -> str:
-    totals = manifest.totals
-    return (
-        f"{totals.tokens:,} tokens in {counted(totals.documents, 'document')}, "
-        f"{counted(len(manifest.shards), 'shard')}, digest {str(manifest.digest)[:16]}"
-    )
-
-
-def _unknown(tokenizer: TokenizerSpec, summary: Summary) -> str:
-    """Return how much of the text became the unknown token; "" where nothing did."""
-    tokens, documents = summary.unknown
-    what, why = f"{tokens:,} characters left out", "the tokenizer has no token for them"
-    if tokenizer.unk_token:
-        what = f"{tokens:,} unknown tokens"
-        why = f"{tokenizer.unk_token} ({tokenizer.unk}): the tokenizer does not know the text"
-    said = f"{what} in {counted(documents, 'document')}: {why}; --on-unknown drop leaves such out"
-    return said if tokens else ""
-
-
-def dropped_lines(dropped: dict[str, int], records: int) -> list[str]:
-    """Return each reason for which records were dropped, with its count and meaning."""
-    return [
-        f"{count:,} of {counted(records, 'record')}: {printable(reason)} ({meaning(reason)})"
-        for reason, count in dropped.items()
-    ] or [f"nothing of {counted(records, 'record')}"]
-
-
-def _selection(source: SourcePlan) -> dict[str, object]:
+def selection(source: SourcePlan) -> dict[str, str]:
     """Return what the user's selection takes; {} where it takes all."""
-    options, said = source.options, dict[str, object]()
+    options, said = source.options, dict[str, str]()
     if options.where is not None:
         said["where"] = options.where
     if options.filter is not None:
@@ -388,27 +343,6 @@ def _selection(source: SourcePlan) -> dict[str, object]:
         said["exclude"] = f"{len(source.excluded):,} ids"
     if options.sample is not None:
         said["sample"] = f"{_percent(Fraction(options.sample))}, seed {options.seed}"
-    if source.limit is not None:
-        said["limit"] = _limit(source)
-    return said
-
-
-def _chosen(source: SourcePlan, summary: Summary) -> dict[str, object]:
-    """Return how far each part of the selection reached."""
-    options, dropped, said = source.options, summary.manifest.dropped, dict[str, object]()
-    if source.excluded is not None and summary.ids_found is not None:
-        missing = len(source.excluded) - summary.ids_found
-        rest = f", {missing:,} belong to no record that came so far" if missing else ""
-        said["exclude"] = f"{summary.ids_found:,} of {len(source.excluded):,} ids met{rest}"
-    if options.sample is not None:
-        before = ("filtered", "excluded", *DROP_REASONS)
-        asked = summary.manifest.totals.documents_in - sum(dropped.get(r, 0) for r in before)
-        got = asked - dropped.get("unsampled", 0)
-        said["sample"] = (
-            f"{_percent(Fraction(options.sample))} wanted, "
-            f"{_percent(Fraction(got, max(asked, 1)))} drawn: {got:,} of "
-            f"{counted(asked, 'document')} (each text by its hash, seed {options.seed})"
-        )
     if source.limit is not None:
         said["limit"] = _limit(source)
     return said
@@ -423,48 +357,3 @@ def _limit(source: SourcePlan) -> str:
     if last.until is None:
         return f"{most}, more than there are"
     return f"{most}, up to {printable(last.path)}, {last.position} {last.until}"
-
-
-def _versions(manifest: Manifest) -> dict[str, object]:
-    """Return what a dataset's name is in any order of additions, and how it grew."""
-    copies, said = manifest.tools.copies, dict[str, object]()
-    if copies is not None and copies.content:
-        said["content"] = f"{copies.content}: of the same texts in any order, files and shards"
-    if manifest.additions:
-        newest = manifest.additions[-1]
-        shards = [shard for shard in manifest.shards if manifest.plan_of(shard.name) == newest.plan]
-        said["version"] = (
-            f"{len(manifest.additions) + 1}: "
-            f"{counted(sum(shard.documents for shard in shards), 'document')}, "
-            f"{sum(shard.tokens for shard in shards):,} tokens added to {newest.parent[:16]}, "
-            "which stays readable; the digest keeps the order of additions, content does not"
-        )
-    return said
-
-
-def duplicates(manifest: Manifest, validation: Manifest | None) -> str:
-    """Return how many documents are exact copies of an earlier one; "" if unknown."""
-    found = manifest.tools.copies
-    documents = manifest.totals.documents + (validation.totals.documents if validation else 0)
-    if found is None:
-        return ""
-    if not found.duplicates:
-        return f"none among {counted(documents, 'document')}"
-    return (
-        f"{found.duplicates:,} of {counted(documents, 'document')} "
-        f"({found.duplicates / documents:.1%}), {found.duplicate_bytes / 1e6:,.1f} MB of text; "
-        "--dedup exact drops them"
-    )
-
-
-def input_lines(summary: Summary) -> list[str]:
-    """Return where the records of each input went that lost any: the first ten of them."""
-    lost = [(path, account) for path, account in summary.inputs.items() if account.dropped]
-    lines = []
-    for path, account in lost[:INPUTS_SHOWN]:
-        parts = [f"{counted(account.documents + account.held_out, 'document')}"]
-        parts += [f"{count:,} {reason}" for reason, count in sorted(account.dropped.items())]
-        lines.append(f"{path}: {account.documents_in:,} = {' + '.join(parts)}")
-    if len(lost) > INPUTS_SHOWN:
-        lines.append(f"and {len(lost) - INPUTS_SHOWN:,} more inputs with drops")
-    return lines

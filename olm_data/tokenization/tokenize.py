@@ -121,7 +121,7 @@ def tokenize(request: Request, *, runner: Runner, progress: Progress) -> Summary
         if request.recipe.dedup:
             clear_duplicates(store)
         if complete:
-            return Summary.of_complete(request.output, list(map(read_manifest, splits)), plan)
+            return Summary.of_complete(request, list(map(read_manifest, splits)), plan)
     return Summary.of_shards(request, plan, manifests, shards)
 
 

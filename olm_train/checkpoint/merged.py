@@ -22,6 +22,7 @@ from olm_data.bounded_json import Size
 from olm_data.decoding import convert
 from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
+from olm_data.printing import Share
 from olm_data.storage.disk import scratch, write_durable
 from olm_data.storage.store import Store, absolute, is_remote
 from olm_train.checkpoint.documents import encoded, relative_path
@@ -50,7 +51,7 @@ class MergedFrom(msgspec.Struct, frozen=True, kw_only=True):
 
     step: Size
     digest: str
-    share: float
+    share: Share
 
 
 class Merge(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from rich.cells import cell_len
 
 from olm_data.errors import printable
 from olm_data.printing import (
+    Columns,
     Difference,
     Loss,
     Ordinal,
@@ -20,6 +22,7 @@ from olm_data.printing import (
     aligned,
     cell,
     emit,
+    lines,
     record,
     shortened,
     shortened_end,
@@ -112,10 +115,10 @@ def test_columns_are_chosen_named_and_summed_but_for_ordinals() -> None:
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120])
 def test_no_word_and_no_number_is_broken_however_narrow_the_terminal(width: int) -> None:
-    lines = table(ROWS, width=width)
-    assert max(map(cell_len, lines)) <= max(width, 22)
+    shown = table(ROWS, width=width)
+    assert max(map(cell_len, shown)) <= max(width, 22)
     for whole in ("fineweb-edu", "share got", "1,234,567", "50.0000%"):
-        assert any(whole in line for line in lines)
+        assert any(whole in line for line in shown)
 
 
 def test_a_record_leaves_out_what_has_no_value_and_breaks_between_words() -> None:
@@ -143,6 +146,64 @@ def test_a_record_leaves_out_what_has_no_value_and_breaks_between_words() -> Non
 )
 def test_a_value_as_a_cell(value: object, shown: str) -> None:
     assert cell(value) == shown
+
+
+class Part(msgspec.Struct):
+    """A block inside a result."""
+
+    name: str
+    rows: list[Gap]
+
+
+class Result(msgspec.Struct):
+    """A result with every kind of field."""
+
+    ok: bool
+    tokens: int
+    lost: int
+    names: list[str]
+    shares: dict[str, float]
+    dropped: dict[str, int]
+    digest: str
+    best: Gap | None
+    rows: list[Row]
+    parts: list[Part]
+
+    COLUMNS: ClassVar = {
+        "names": Columns(most=2),
+        "digest": None,
+        "rows": Columns(("source", "tokens"), most=1, name="sources"),
+    }
+
+
+def test_a_result_is_a_line_a_field_and_a_block_for_each_that_holds_structs() -> None:
+    gap = Gap(stage="a", rows=3)
+    result = Result(
+        *(False, 1_234, 0, ["x", "y", "z"], {"web": 0.5}, {"empty": 2, "bad": 1}, "abc", gap),
+        *(ROWS, [Part("one", [gap]), Part("two", [])]),
+    )
+    assert lines(result, width=80) == [
+        "ok       no",
+        "tokens   1,234",
+        "names    x",
+        "names    y",
+        "names    and 1 more (--json shows all)",
+        "shares   web: 0.5",
+        "dropped  2 empty, 1 bad",
+        "best",
+        "  stage  a",
+        "  rows   +3",
+        "sources",
+        "  source          tokens",
+        "  fineweb-edu  1,234,567",
+        "  and 1 more (--json shows all)",
+        "parts",
+        "  name  one",
+        "  rows",
+        "    stage  rows",
+        "    a        +3",
+        "  name  two",
+    ]
 
 
 def test_a_result_is_its_fields_as_json_or_lines_without_secrets_or_escapes(

@@ -25,11 +25,10 @@ from typing import Literal
 
 import msgspec
 
-from olm_data.counts import counted, duration
 from olm_data.dataset.manifest import PLAN
 from olm_data.errors import InputError, OlmError, ResourceError, StorageError, UsageError
 from olm_data.path_kinds import kind_of, require
-from olm_data.printing import aligned
+from olm_data.printing import Seconds
 from olm_data.runners.fork_server import abandoned_sockets
 from olm_data.runners.heartbeat import RUN
 from olm_data.storage.disk import BESIDE, abandoned, existing_parent, locked
@@ -67,14 +66,6 @@ class Report(msgspec.Struct, frozen=True):
     place: str
     ok: bool
     findings: list[Finding]
-
-    def lines(self) -> list[str]:
-        """Return the findings for people, what to do below each."""
-        rows: list[tuple[str, str, str]] = []
-        for one in self.findings:
-            rows.append((one.state, one.check, one.seen))
-            rows += [("", "", f"fix: {one.fix}")] if one.fix else []
-        return aligned(rows, left=(0, 1, 2))
 
     @property
     def exit_code(self) -> int:
@@ -327,7 +318,7 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     name: str
     bytes: int
-    seconds: float | None
+    seconds: Seconds | None
 
 
 class Cleaned(msgspec.Struct, frozen=True):
@@ -336,22 +327,6 @@ class Cleaned(msgspec.Struct, frozen=True):
     place: str
     deleted: bool
     found: list[Leftover]
-
-    def lines(self) -> list[str]:
-        """Return for people what was, or would be, deleted."""
-        size = sum(item.bytes for item in self.found)
-        verdict = "deleted" if self.deleted else "would delete"
-        return [
-            *(
-                f"{verdict} {item.kind} {item.name} ({item.bytes:,} bytes, {_age(item)})"
-                for item in self.found
-            ),
-            f"{verdict} {counted(len(self.found), 'thing')}, {size:,} bytes, below {self.place}",
-        ]
-
-
-def _age(item: Leftover) -> str:
-    return "its writer is dead" if item.seconds is None else f"{duration(item.seconds)} old"
 
 
 Deletable = tuple[Leftover, Callable[[], object]]

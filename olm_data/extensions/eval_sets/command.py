@@ -108,13 +108,7 @@ def build(
         return
     spec = load_tokenizer(tokenizer, **ends)
     info = verb(found, spec, output, primary=judged, licence=licence).info
-    lines = (
-        f"{output}: {info.name}, {counted(info.questions, 'question')}, "
-        f"{counted(info.requests, 'request')}, {info.tokens:,} tokens, primary metric "
-        f"{info.primary}, digest {info.digest[:12]}",
-        f"licence of its texts: {info.licence}",
-    )
-    emit(info, as_json, lines)
+    emit(info, as_json)
     if as_json:
         return
     if info.merged:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import ClassVar
 
 import msgspec
 
 from olm_data.bounded_json import MalformedJson, decode
-from olm_data.counts import counted
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import MANIFEST, VALIDATION
 from olm_data.dataset.target import dataset_root, is_lock
@@ -24,6 +24,7 @@ from olm_data.errors import UsageError, ValidationError, suggest
 from olm_data.extensions.exporting.base import Counts, Writer
 from olm_data.extensions.exporting.samples import HuggingFace, LitData, Mds
 from olm_data.extensions.exporting.token_files import Datatrove, Megatron, MegatronMerged, OlmoCore
+from olm_data.printing import Columns
 from olm_data.storage.destination import (
     RECORD,
     Draft,
@@ -85,19 +86,7 @@ class Exported(_Written, frozen=True, kw_only=True):
     status: str
     output: str
 
-    def lines(self) -> list[str]:
-        """Return the result for people."""
-        size = sum(self.files.values()) / 1e9
-        written = (
-            f"{counted(len(self.files), 'file')}, {size:,.3f} GB; tokens of "
-            f"{counted(self.linked, 'shard')} by link, not copied"
-        )
-        return [
-            f"{self.status}: {counted(self.documents, 'document')}, {self.tokens:,} tokens for "
-            f"{self.format} in {self.output}",
-            *([written] if self.files else []),
-            *(f"note: {sentence}" for sentence in self.lost),
-        ]
+    COLUMNS: ClassVar = {"files": Columns(most=5)}
 
 
 class Receipt(_Written, frozen=True, kw_only=True):

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from olm_data.commands.said import note, show_bytes, show_progress
-from olm_data.counts import counted
 from olm_data.errors import typed
 from olm_data.printing import emit
 
@@ -37,20 +36,7 @@ def push(target: str, address: str, as_json: bool, **asked: Any) -> None:
 
     with show_progress("push") as progress:
         done = verb.push(target, address, watch=partial(show_bytes, progress), **asked)
-    size = f"{done.sent_bytes / 1e9:,.3f} GB"
-    lines = [
-        f"{done.status}: {done.address}, {done.kind} {done.digest[:12]}",
-        f"{counted(done.sent, 'file')} sent, {size}; {done.kept:,} were there",
-        *([f"commit {done.commit}"] if done.commit else []),
-    ]
-    emit(done, as_json, lines)
-    if done.not_sent:
-        some = ", ".join(done.not_sent[:3]) + ", ..." * (len(done.not_sent) > 3)
-        note(
-            f"not sent, no part of the {done.kind}: {counted(len(done.not_sent), 'file')} ({some})"
-        )
-    for sentence in done.notes:
-        note(f"note: {sentence}")
+    emit(done, as_json)
     if done.commit:
         note(f"next: olm-data pull {typed(f'{done.address}@{done.commit}')} FOLDER")
 
@@ -75,12 +61,6 @@ def pull(address: str, output: str, dry_run: bool, as_json: bool) -> None:
     with show_progress("pull") as progress:
         watch = partial(show_bytes, progress)
         done = verb.pull(address, output, dry_run=dry_run, watch=watch)
-    size = f"{done.bytes / 1e9:,.3f} GB"
-    lines = [
-        f"{done.status}: {done.output}, {done.kind} {done.digest[:12]}",
-        f"{counted(done.files, 'file')}, {size}; {done.kept:,} were fetched before",
-        f"of {done.address}, commit {done.commit}",
-    ]
-    emit(done, as_json, lines)
+    emit(done, as_json)
     if not dry_run and done.kind == "dataset":
         note(f"next: olm-data stats {typed(output)}")

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
@@ -24,6 +25,7 @@ from olm_data.bounded_json import sha256_file
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError, printable
 from olm_data.extensions.hub.content import CARD, Branch, Content, Kind, Watch
 from olm_data.extensions.hub.models import KINDS
+from olm_data.printing import Columns
 from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.hub import HubFile, Repository, is_commit
 from olm_data.storage.names import is_working
@@ -62,6 +64,8 @@ class Pushed(msgspec.Struct, frozen=True, kw_only=True):
     sent_bytes: int
     not_sent: list[str]
     notes: list[str]
+
+    COLUMNS: ClassVar = {"not_sent": Columns(most=3)}
 
 
 def push(

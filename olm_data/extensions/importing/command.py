@@ -85,8 +85,6 @@ def import_(
         watch = partial(show_read, progress)
         how: dict[str, Any] = {"dtype": dtype, "dry_run": dry_run, "strict_inputs": strict_inputs}
         done = import_files(inputs, output, spec, watch=watch, **how)
-    for remark in done.notes:
-        note(f"note: {remark}")
     emit(done, as_json)
     if not (dry_run or as_json):
         note(f"next: olm-data verify {typed(output)}")

@@ -75,9 +75,8 @@ from olm_data.extensions.importing.token_files import (
     pieces,
     refuse,
 )
-from olm_data.printing import record
 from olm_data.runners.local import granted_cpus
-from olm_data.sources.passed import passed_lines, refuse_passed, tally
+from olm_data.sources.passed import refuse_passed, tally
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.names import refuse_escape
@@ -239,28 +238,6 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     passed_over: dict[str, PassedCount]
     digest: str | None
-
-    def lines(self) -> list[str]:
-        """Return the result for people."""
-        verb = "checked" if self.digest is None else "imported"
-        said = {
-            "EOS scan": f"{counted(self.scanned, 'file')} without a sidecar: documents were found "
-            "by EOS ids, which is a guess"
-            if self.scanned
-            else "",
-            "not ended": self.not_ended and f"{counted(self.not_ended, 'document')} without EOS id",
-            "empty": self.empty and f"{counted(self.empty, 'document')} without a token left out",
-            "not read": passed_lines(self.passed_over),
-        }
-        if self.digest is not None:
-            said |= {
-                "tokens": f"not copied: {counted(self.linked, 'file')} linked, "
-                f"{self.files - self.linked:,} used by name",
-                "output": self.output,
-                "digest": self.digest,
-            }
-        head = f"{verb} {counted(self.files, 'file')}: {self.tokens:,} tokens"
-        return [f"{head}, {counted(self.documents, 'document')}", *record(said)]
 
 
 def import_files(

@@ -13,18 +13,16 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from olm_data import printing
-from olm_data.counts import counted
 from olm_data.errors import InputError, UsageError, printable, suggest
 from olm_data.extensions.ledger.files import LEDGER, LedgerFile, ledger_files, read_ledger
-from olm_data.printing import Change, Excess, Loss, cell, fitted
+from olm_data.printing import Change, Columns, Excess, Loss
 
 BEFORE = 20
 """Steps before a step whose mean it is compared with."""
@@ -67,6 +65,12 @@ class PieceLoss(msgspec.Struct, frozen=True, kw_only=True):
     excess: Excess
 
 
+_PIECE = (
+    *("address=document", "start", "stop", "labels"),
+    *("loss", "usual", "excess", "step", "row", "epoch"),
+)
+
+
 class StepLosses(msgspec.Struct, frozen=True, kw_only=True):
     """A step: its loss, and the sources and pieces that raised it most, first.
 
@@ -85,18 +89,10 @@ class StepLosses(msgspec.Struct, frozen=True, kw_only=True):
     sources: list[SourceLoss]
     top: list[PieceLoss]
 
-    def lines(self) -> list[str]:
-        """Return the step for people: its sources, then the pieces that raised it most."""
-        ranks = f"note: of {self.world_size:,} ranks the ledger has {self.ranks:,}"
-        columns = ("source", "labels", "loss", "usual", "excess=excess nats")
-        return [
-            f"step {self.step:,}: loss {self.loss:.4f} over {self.labels:,} labels in "
-            f"{counted(self.pieces, 'piece')} of documents",
-            *[ranks] * (self.ranks < self.world_size),
-            *not_finite(self.not_finite),
-            *("", *printing.table(self.sources, *columns)),
-            *("", *printing.table(self.top, *_PIECE)),
-        ]
+    COLUMNS: ClassVar = {
+        "sources": Columns(("source", "labels", "loss", "usual", "excess=excess nats")),
+        "top": Columns(_PIECE),
+    }
 
 
 class DocumentLosses(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,21 +101,7 @@ class DocumentLosses(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     pieces: list[PieceLoss]
 
-    def lines(self) -> list[str]:
-        """Return for people what it cost each time it was seen."""
-        head = f"{self.address}: seen in {counted(len(self.pieces), 'piece')}"
-        return [head, "", *printing.table(self.pieces, *_PIECE)]
-
-
-_PIECE = (
-    *("address=document", "start", "stop", "labels"),
-    *("loss", "usual", "excess", "step", "row", "epoch"),
-)
-
-
-def not_finite(pieces: int) -> list[str]:
-    """Return a note on pieces whose loss is not finite; [] without one."""
-    return [f"note: {counted(pieces, 'piece')} with a loss that is not finite"] * (pieces > 0)
+    COLUMNS: ClassVar = {"pieces": Columns(_PIECE)}
 
 
 def show_step_losses(folder: Path, step: int, most: int, source: str | None = None) -> StepLosses:
@@ -337,6 +319,12 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     losses: list[Loss | None]
 
 
+LEARNED = (
+    *("address=document", "epochs", "labels", "first", "second", "last"),
+    *("above=above source", "drop"),
+)
+
+
 class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
     """All of a ledger, or one source of it.
 
@@ -364,37 +352,7 @@ class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
     never_learned: list[LearnedDocument]
     memorised: list[LearnedDocument]
 
-    def lines(self) -> list[str]:
-        """Return for people curves by source and position, then what was learned of documents."""
-        missing = f"note: {self.missing:,} of these steps are not in the ledger"
-        found = [
-            f"steps {self.first:,} to {self.last:,}: {counted(self.pieces, 'piece')} of documents, "
-            f"{self.labels:,} labels",
-            *[missing] * (self.missing > 0),
-            *not_finite(self.not_finite),
-        ]
-        for head, curves in (("source", self.sources), ("position", self.positions)):
-            rows = [
-                [one.name, cell(one.labels), *(cell(loss, ".4f") for loss in one.losses)]
-                for one in curves
-            ]
-            until = (f"..{step:,}" for step in self.until)
-            found += ["", *fitted([head, "labels", *until], rows)]
-        if not self.repeated:
-            return [*found, "", "no document was seen in two epochs yet"]
-        repeated = f"{counted(self.repeated, 'document')} seen in two epochs or more; never learned"
-        for title, documents in (
-            (repeated, self.never_learned),
-            ("memorised at the second epoch", self.memorised),
-        ):
-            found += ["", f"{title}:", *printing.table(documents, *LEARNED)]
-        return found
-
-
-LEARNED = (
-    *("address=document", "epochs", "labels", "first", "second", "last"),
-    *("above=above source", "drop"),
-)
+    COLUMNS: ClassVar = {"never_learned": Columns(LEARNED), "memorised": Columns(LEARNED)}
 
 
 def summarise(folder: Path, most: int, source: str | None = None) -> LedgerSummary:

@@ -25,7 +25,6 @@ def stats(dataset: str, top: int, page: str | None, as_json: bool) -> None:
     """
     from olm_data.dataset.target import dataset_root
     from olm_data.extensions.stats import count as verb
-    from olm_data.extensions.stats.text import stats_lines
     from olm_data.storage.output_paths import refuse_output
 
     if page is not None:
@@ -42,7 +41,7 @@ def stats(dataset: str, top: int, page: str | None, as_json: bool) -> None:
         from olm_data.extensions.stats.page import write_stats_page
 
         write_stats_page(found, page)
-    emit(found, as_json, stats_lines(found))
+    emit(found, as_json)
     if page is not None:
         note(f"wrote {page}")
     following = found.few[0].document if found.few else 0

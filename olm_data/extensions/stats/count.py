@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from olm_data.dataset.account import dropped_of
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.docs import docs_schema
 from olm_data.dataset.tools import PassedCount
+from olm_data.printing import Columns
 from olm_data.rows.views import view_document
 from olm_data.runners.local import granted_cpus
 from olm_data.storage.disk import abandoned, scratch
@@ -278,6 +279,13 @@ class Bin(msgspec.Struct, frozen=True):
     tokens: int
 
 
+_COLUMN = (
+    *("name=column", "kind", "nulls=without a value", "distinct=values", "top=most frequent"),
+    *("error=counts too low by", "least", "middle=median", "most", "odd=not finite"),
+)
+_EXTREME = ("document", "tokens", "text_bytes", "tokens_per_byte", "text")
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """What is in a dataset.
 
@@ -318,6 +326,14 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     few: list[Extreme]
     many: list[Extreme]
     tokens_per_byte: float
+
+    COLUMNS: ClassVar = {
+        "histogram": None,
+        "octaves": Columns(("first=length from", "last=to", "documents", "tokens")),
+        "columns": Columns(_COLUMN),
+        "few": Columns(_EXTREME, name="fewest tokens a byte"),
+        "many": Columns(_EXTREME, name="most tokens a byte"),
+    }
 
 
 class Tally:

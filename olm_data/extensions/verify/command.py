@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from olm_data.command import Count
-from olm_data.commands.said import note, quiet, refuse_given, show_progress, show_read, warn
+from olm_data.commands.said import note, refuse_given, show_progress, show_read, warn
 from olm_data.counts import counted
 from olm_data.errors import InputError, UsageError, ValidationError, typed
 from olm_data.printing import emit
@@ -73,7 +73,7 @@ def verify(
     with show_progress("verify") as progress:
         watch = partial(show_read, progress)
         report = verb.verify(target, sample=share, seed=seed or 0, deep=asked, watch=watch)
-    emit(report, as_json, report.verdict() if quiet() else None)
+    emit(report, as_json)
     if not report.ok:
         note("next: restore the files named above from a copy, or tokenise again into a new output")
         ctx.exit(ValidationError.exit_code)
@@ -104,7 +104,7 @@ def _verify_training(ctx: click.Context, folder: str, lock: str | None, as_json:
             progress.update(done / total, counted(done, "step"))
 
         found = verify_training(find_lock(log, lock), log, watch=watch)
-    emit(found, as_json, found.verdict() if quiet() else None)
+    emit(found, as_json)
     if not found.agrees:
         note("next: olm-data show row LOCK N   shows what a row holds")
         ctx.exit(ValidationError.exit_code)

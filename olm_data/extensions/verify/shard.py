@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 import xxhash
 
-from olm_data.counts import counted, duration
 from olm_data.dataset.docs import DOCS, DocumentRows
 from olm_data.dataset.labels import trained_tokens
 from olm_data.dataset.manifest import Manifest, ShardInfo
@@ -33,8 +32,8 @@ from olm_data.dataset.record import (
     window_counts,
 )
 from olm_data.dataset.shard import ENDS, LABELS
-from olm_data.errors import OlmError, StorageError, printable
-from olm_data.printing import record
+from olm_data.errors import OlmError, StorageError
+from olm_data.printing import Seconds
 from olm_data.regular_files import MAX_DOCUMENT, MAX_SMALL
 from olm_data.storage.store import Store
 
@@ -46,12 +45,6 @@ class Finding(msgspec.Struct, frozen=True):
     field: str
     expected: str
     found: str
-
-    def __str__(self) -> str:
-        return (
-            f"{printable(self.file)}: {self.field}: expected {printable(self.expected)}, "
-            f"found {printable(self.found)}"
-        )
 
 
 class VerifyReport(msgspec.Struct, kw_only=True):
@@ -89,38 +82,8 @@ class VerifyReport(msgspec.Struct, kw_only=True):
     deep: int = 0
     deep_encoded: int = 0
     unproved: list[str] = []
-    seconds: float = 0.0
-    read_seconds: float = 0.0
-
-    def lines(self) -> list[str]:
-        """Return the report for people: findings and notes, the verdict, what was done."""
-        rate = self.bytes_read / max(self.read_seconds, 1e-9) / 1e6
-        deep = counted(self.deep, "document")
-        done = {
-            "read": f"{self.bytes_read / 1e6:,.1f} MB of tokens at {rate:,.0f} MB/s; "
-            f"{duration(self.seconds)} in all",
-            "round trip": f"{counted(self.round_trip, 'document')} decoded and encoded again",
-            "text": f"{deep} compared with their original text, {self.deep_encoded:,} of them "
-            "tokenised again"
-            if self.deep
-            else "",
-        }
-        notes = [f"note: {note}" for note in self.notes]
-        *found, verdict = self.verdict()
-        return [*found, *notes, verdict, *record(done)]
-
-    def verdict(self) -> list[str]:
-        """Return what disagrees or could not be compared, and last one line that sums up."""
-        state = "verified" if self.sample is None else "looked at a sample of"
-        if not self.ok:
-            state = f"FAILED, {counted(len(self.findings), 'finding')}:"
-        return [
-            *map(str, self.findings),
-            *(f"not compared: {line}" for line in self.unproved),
-            f"{state} {self.target}: {self.tokens:,} tokens, "
-            f"{counted(self.documents, 'document')}, {counted(self.shards, 'shard')} in "
-            f"{counted(len(self.datasets), 'dataset')}",
-        ]
+    seconds: Seconds = 0.0
+    read_seconds: Seconds = 0.0
 
     def add(self, file: str, field: str, expected: object, found: object) -> None:
         """Note a disagreement unless `expected` equals `found`."""

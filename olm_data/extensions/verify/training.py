@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -25,7 +26,7 @@ from olm_data.errors import InputError
 from olm_data.mixture.lock import Lock
 from olm_data.order.schedule import Schedule
 from olm_data.order.steps import KeptRows, Range, StepSizes, clip_ranges, merge_ranges, order_digest
-from olm_data.printing import Difference, Ordinal, table
+from olm_data.printing import Columns, Difference, Ordinal
 from olm_data.run_log.log import METRICS, STARTS, RunLog, Start, Step
 from olm_data.run_log.run_folder import refuse_without_lock
 
@@ -90,59 +91,10 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str]
     rewound: int
 
-    def lines(self) -> list[str]:
-        """Return the report for people; numbers of the table are rows."""
-        return [
-            f"rows of {self.sequence_length:,} tokens, planned and trained",
-            *table(self.accounts, *_ACCOUNT, total=True, indent="  "),
-            *self.verdict(),
-        ]
-
-    def verdict(self) -> list[str]:
-        """Return what was left out and why, what differs, or that nothing does."""
-        lines = [
-            f"{counted(self.steps, 'step')}, {self.tokens:,} tokens, "
-            f"{counted(len(self.starts), 'start')}"
-        ]
-        if self.rewound:
-            lines.append(
-                f"{counted(self.rewound, 'step')} trained again: a kill or a rewind had lost their "
-                "weights, and they count once"
-            )
-        if self.not_taken:
-            steps = ", ".join(f"{step:,}" for step in self.not_taken[:MOST_SHOWN])
-            more = ", ..." if len(self.not_taken) > MOST_SHOWN else ""
-            lines.append(
-                f"{counted(len(self.not_taken), 'step')} left the weights as they were: loss or "
-                f"gradient was a spike or not finite (step {steps}{more}); their rows count as "
-                "skipped"
-            )
-        lines += [
-            f"step {start.step + 1:,}: went back and left out rows {_spelled(start.bad)}: "
-            "non-finite loss or gradient"
-            for start in self.starts
-            if start.bad
-        ]
-        lines += [f"skipped: rows {_spelled([span])}" for span in self.skipped]
-        lines += [f"differs: {problem}" for problem in self.problems]
-        if self.agrees:
-            lines.append(
-                f"agrees: steps 1 to {self.steps:,}, rows 0 to {self.reached:,}: each row due was "
-                "trained once, in the order of the lock, or skipped"
-            )
-        return lines
-
-
-_ACCOUNT = (
-    "stage",
-    "source",
-    "epoch",
-    "planned",
-    "due=due so far",
-    "skipped",
-    "trained",
-    "difference",
-)
+    COLUMNS: ClassVar = {
+        "accounts": Columns(total=True),
+        "starts": Columns(("step=start at step", "bad=rows left out")),
+    }
 
 
 def _spelled(spans: Iterable[Range]) -> str:

@@ -64,12 +64,8 @@ def main(checkpoints: tuple[str, ...], output: str, weights: str, as_json: bool)
     chosen = parse_weights(weights)
     found = [find_checkpoint(place, World(), say) for place in checkpoints]
     folder, merge = merge_checkpoints(found, chosen, output)
-    parts = [
-        (f"{part.share:8.2%}", checkpoint.folder)
-        for checkpoint, part in zip(found, merge.of, strict=True)
-    ]
-    lines = [*map("  ".join, parts), f"the mean of {merge.count:,} weights: {folder}"]
-    emit(merge, as_json, lines)
+    emit(merge, as_json)
+    say(f"the mean of {merge.count:,} weights: {folder}")
 
 
 if __name__ == "__main__":

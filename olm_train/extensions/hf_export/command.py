@@ -15,12 +15,12 @@ from olm_data.command import Command, say
 from olm_data.commands.said import refuse_given
 from olm_data.errors import InputError
 from olm_data.extras import needs
-from olm_data.printing import emit, record
+from olm_data.printing import emit
 from olm_data.regular_files import read_regular
 
 with needs("exporting a model"):
     from olm_data.chat_template import MAX_TEMPLATE
-    from olm_data.model_receipt import Dtype, Receipt, Verify
+    from olm_data.model_receipt import Dtype, Verify
     from olm_train.checkpoint.load import find_checkpoint
     from olm_train.checkpoint.portable import export
     from olm_train.distributed.world import World
@@ -115,15 +115,10 @@ def main(
     found = find_checkpoint(checkpoint, World(), say)
     if form == "hf":
         result = hf.export(found, output, options, trust=trust)
-        said = lines(result.receipt, result.output, already=result.already)
-        emit(result.receipt, as_json, said)
+        emit(result.receipt, as_json)
+        say(f"{'already there' if result.already else 'written'}: {result.output}")
         return
-    about = export(found, output, trust=trust)
-    line = (
-        f"{about.weights.file}: {about.parameters:,} parameters of step {about.step:,}, "
-        f"{about.weights.bytes:,} bytes"
-    )
-    emit(about, as_json, [line])
+    emit(export(found, output, trust=trust), as_json)
 
 
 def _template(path: str | None) -> str | None:
@@ -138,27 +133,3 @@ def _template(path: str | None) -> str | None:
         return read_regular(Path(path), MAX_TEMPLATE).decode()
     except (FileNotFoundError, UnicodeDecodeError) as error:
         raise InputError("there is no such template", where=f"--chat-template {path}") from error
-
-
-def lines(receipt: Receipt, output: str, *, already: bool) -> list[str]:
-    """Return what is said of an export: what it is, what was proved, and what was not."""
-    size = sum(file.bytes for file in receipt.files.values())
-    verified, model = receipt.verified, receipt.verified.model
-    head = "already there" if already else "written"
-    loss = f"; loss of {model.loss.labels:,} labels equal" if model and model.loss else ""
-    return [
-        f"{head}: {receipt.model_class}, {receipt.parameters:,} parameters of step "
-        f"{receipt.step:,} in {receipt.claim.dtype}, {size:,} bytes in {output}",
-        *record(
-            {
-                "read back": f"{len(receipt.tensors):,} tensors ({verified.tensors_read_by})",
-                "same ids": ", ".join(verified.tokenizer_read_by),
-                "same logits": model
-                and f"{model.reader}, fp32: within {model.largest_difference:.1e} (bound "
-                f"{model.tolerance:.1e}) on {', '.join(map(str, model.lengths))} ids; "
-                f"{model.greedy_tokens} greedy tokens equal; stops at "
-                f"{', '.join(map(str, model.stops_at)) or 'nothing'}{loss}",
-                "not compared": list(verified.not_compared),
-            }
-        ),
-    ]

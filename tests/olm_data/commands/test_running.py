@@ -45,9 +45,8 @@ def test_results_go_to_stdout_and_say_what_was_made_dropped_and_how_fast(
     words = ("--tokenizer", tiny_tokenizer, "--output", tmp_path / "out", "--holdout", "0.2")
     done = olm_data("tokenize", source, *words)
     assert done.returncode == 0, done.stderr
-    for part in ("made ", "train ", "validation ", "empty", "special", "EOS <|endoftext|> (0)"):
-        assert part in done.stdout
-    assert "tokens/s" in done.stdout
+    parts = ("tokens  ", "validation\n", "1 empty", "special hits  ", "EOS <|endoftext|> (0)")
+    assert [part for part in (*parts, "text bytes per second") if part not in done.stdout] == []
     assert f"next: olm-data verify {tmp_path / 'out'}" in done.stderr
     checked = olm_data("verify", tmp_path / "out", "--json")
     report = json.loads(checked.stdout)
@@ -120,8 +119,8 @@ def test_a_damaged_dataset_is_exit_3_with_file_field_expected_and_found(
     path.write_bytes(data)
     done = command("verify", out)
     assert done.returncode == 3
-    assert "shard-00000.tokens.npy: sha256: expected" in done.stdout
-    assert "FAILED" in done.stdout
+    assert re.search(r"/shard-00000.tokens.npy  sha256  \w{64}  \w{64}\n", done.stdout)
+    assert re.search(r"^ok +no\n", done.stdout)
     shown = command("show", "document", out, "0")
     assert shown.returncode == 3
     assert "Traceback" not in shown.stderr
@@ -188,19 +187,15 @@ def test_with_json_stdout_is_events_and_the_last_line_is_the_result(
     assert json.loads(wrong.stdout)["exit_code"] == wrong.returncode == 2
 
 
-def test_the_summary_says_what_was_made_and_how_fast_and_the_last_line_what_to_type_next(
+def test_the_last_line_is_what_to_type_next_and_a_second_run_finds_all_done(
     command: Command, source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "my tokens"
     words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", output)
     done = command(*words)
-    assert done.stdout.startswith(f"made {output}\n")
-    speed = done.stdout.splitlines()[-1].strip()
-    assert speed.startswith("speed ")
-    assert " MB/s of text, " in speed
     assert done.stderr.splitlines()[-1] == f"next: olm-data verify '{output}'"
     again = command(*words)
-    assert again.stdout.startswith("already complete, nothing to do: ")
+    assert "already complete  yes\n" in again.stdout
 
 
 def test_the_local_runner_has_the_workers_asked_for_or_a_core_each() -> None:

@@ -47,7 +47,7 @@ def test_quiet_says_the_result_alone_and_verbose_what_was_done(
     quiet = inside(capsys, *words, "-q")
     assert quiet.returncode == 0, quiet.stderr
     assert quiet.stderr == ""
-    assert quiet.stdout.startswith("made ")
+    assert quiet.stdout.startswith("output ")
     loud = inside(capsys, "verify", tmp_path / "out", "-v")
     assert f"read {tmp_path}/out/manifest.json" in loud.stderr
     last = loud.stderr.splitlines()[-1]

@@ -33,6 +33,6 @@ def test_a_run_is_seen_from_another_process_while_it_works(
             super().run(job, tasks, total, **callbacks)
 
     make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Look(), **OPTIONS)
-    assert "out: running" in seen[0]
-    assert "1 of " in seen[0]
+    assert "state      running\n" in seen[0]
+    assert "done       1\n" in seen[0]
     assert re.search(r"\n  parent +\S+ +\d+ +running ", seen[0])

@@ -52,8 +52,8 @@ def test_what_changes_every_row_is_named_and_leaves_no_row_the_same() -> None:
     assert diff(old, new).differences == []
     found = diff(old, changed)
     assert found.same_rows == 0
-    assert "seed 3 -> 4" in found.lines()
-    assert "stage s0: a 50.0000% wanted, 50 rows -> 100.0000% wanted, 400 rows" in found.lines()
+    assert "seed 3 -> 4" in found.differences
+    assert "stage s0: a 50.0000% wanted, 50 rows -> 100.0000% wanted, 400 rows" in found.differences
     assert any(line.startswith("source b: dataset ") for line in found.differences)
 
 

@@ -30,7 +30,7 @@ from olm_data.tokenization.budget import BudgetWatch
 from olm_data.tokenization.recipe import parse_budget
 from olm_data.tokenization.select_documents import select_documents
 from olm_data.tokenization.stored_job import load_job
-from olm_data.tokenization.summary import plan_lines, summary_lines
+from olm_data.tokenization.summary import RunResult, plan_lines
 
 COUNT = 90
 
@@ -344,10 +344,8 @@ def test_the_plan_and_the_summary_say_what_was_chosen(
     ):
         assert line in said
     made = make_dataset(sources["gz"], tiny_tokenizer, tmp_path / "out", **options)
-    said = "\n".join(summary_lines(request, made, 1))
-    assert "2 of 4 ids met, 2 belong to no record" in said
-    assert "filtered (the record does not match --where)" in said
-    assert "excluded (its id is in --exclude-ids)" in said
-    assert "sample      50% wanted" in said
-    assert "25 of " in said
-    assert "limit       25 documents, up to 1.jsonl.gz, line" in said
+    result = RunResult.of(made)
+    assert result.ids_found == 2
+    assert {"filtered", "excluded", "unsampled"} <= set(result.dropped)
+    assert list(result.selection) == ["where", "exclude", "sample", "limit"]
+    assert result.selection["limit"].startswith("25 documents, up to 1.jsonl.gz, line")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,6 @@ def test_the_command_prints_where_the_quarantine_is(tiny_tokenizer: Path, tmp_pa
         folder=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert "quarantine  4 records as they were read, in out/quarantine" in done.stdout
-    line = "a.jsonl: 13 = 9 documents + 2 invalid_utf8 + 1 malformed + 1 no_text"
-    assert line in done.stdout
+    assert "  out/quarantine\n" in done.stdout
+    row = r"a.jsonl +13 +9  2 invalid_utf8, 1 malformed, 1 no_text"
+    assert re.search(row, done.stdout)

@@ -24,7 +24,7 @@ def test_what_a_format_cannot_hold_is_said(
     for form in FORMATS:
         said = inside(capsys, "export", tmp_path / "d", "--to", form, "--output", tmp_path / form)
         assert said.returncode == 0, said.stderr
-        assert "1 document, 2 tokens" in said.stdout
+        assert "documents  1\ntokens     2\n" in said.stdout
         assert "next:" in said.stderr
         assert f"held-out documents; export {tmp_path / 'd'}/validation" in said.stdout
         assert ("kept columns score" in said.stdout) == (form not in exported.HOLDS_COLUMNS)

@@ -112,7 +112,7 @@ def test_a_merged_export_is_another_than_one_by_shards(
     words = ("export", tmp_path / "d", "--to", "megatron", "--merge", "--output", tmp_path / "out")
     said = inside(capsys, *words)
     assert f"--data-path {tmp_path / 'out'}/dataset" in said.stderr
-    assert inside(capsys, *words).stdout.startswith("already there")
+    assert "status     already there\n" in inside(capsys, *words).stdout
     with pytest.raises(ConflictError):
         export(str(tmp_path / "d"), "megatron", str(tmp_path / "out"))
 

@@ -34,13 +34,13 @@ def test_result_on_standard_output_and_the_rest_beside_it(
         again = inside(capsys, "push", tmp_path / "books", BOOKS, "--json")
         back = inside(capsys, "pull", BOOKS, tmp_path / "back")
     assert looked.returncode == said.returncode == again.returncode == back.returncode == 0
-    assert looked.stdout.startswith("would push: hf://datasets/lab/books, dataset ")
-    assert said.stdout.startswith("pushed: hf://datasets/lab/books, dataset ")
-    assert "not sent, no part of the dataset: 1 file (job.json)" in said.stderr
+    assert looked.stdout.splitlines()[0].endswith("  would push")
+    assert said.stdout.splitlines()[0].endswith("  pushed")
+    assert "not sent    job.json\n" in said.stdout
     result = json.loads(again.stdout)
     assert result["status"] == "already there"
     assert f"next: olm-data pull {BOOKS}@{result['commit']} FOLDER" in said.stderr
-    assert back.stdout.startswith(f"pulled: {tmp_path / 'back'}, dataset {result['digest'][:12]}")
+    assert result["digest"] in back.stdout
     card = (tmp_path / "hub/datasets/lab/books/README.md").read_text()
     assert 'license: "mit"' in card
 

@@ -380,7 +380,7 @@ def test_the_command_says_what_it_did(
 ) -> None:
     said = inside(capsys, "push", model, FIRST)
     assert said.returncode == 0, said.stderr
-    assert said.stdout.startswith("pushed: hf://lab/first, model ")
+    assert "kind        model\naddress     hf://lab/first\n" in said.stdout
     assert "next: olm-data pull hf://lab/first@" in said.stderr
     said = inside(capsys, "pull", FIRST, tmp_path / "back", "--json")
     assert json.loads(said.stdout)["kind"] == "model"

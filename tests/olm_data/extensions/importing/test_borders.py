@@ -45,10 +45,9 @@ def test_without_a_sidecar_documents_end_at_eos_ids_and_that_is_said(
         *("--output", tmp_path / "scanned"),
     )
     assert said.returncode == 0, said.stderr
-    assert "no .csv.gz; 39 documents found by EOS id 256" in said.stderr
-    assert "tokens after the last EOS id are one more" in said.stderr
-    assert "EOS scan   1 file without a sidecar" in said.stdout
-    assert "not ended  1 document without EOS id" in said.stdout
+    assert "no .csv.gz; 39 documents found by EOS id 256" in said.stdout
+    assert "tokens after the last EOS id are one more" in said.stdout
+    assert "scanned    1\nnot ended  1\n" in said.stdout
     found = Dataset.open(str(tmp_path / "scanned"))
     assert found.documents == with_sidecar.documents == 40
     assert verify(str(tmp_path / "scanned")).ok

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -65,10 +64,10 @@ def test_no_name_hides_a_token_file_and_what_is_not_imported_is_named_and_counte
     assert "README.md" in refused.stderr
     said = inside(capsys, *words)
     assert said.returncode == 0, said.stderr
-    assert f"imported {len(stems)} files" in said.stdout
+    assert f"files        {len(stems)}\n" in said.stdout
     for reason, name in (("format", "README.md"), ("hidden", ".hidden.bin")):
-        assert re.search(rf"not read +1 {reason} .*: {re.escape(name)}", said.stdout)
-    assert re.search(r"not read +1 sidecar .*: orphan.idx", said.stdout)
+        assert f"{reason}: count 1, names {name}\n" in said.stdout
+    assert "sidecar: count 1, names orphan.idx\n" in said.stdout
     tools = Dataset.open(str(tmp_path / "out")).manifest.tools
     assert tools.passed_over["sidecar"].names == ["orphan.idx"]
 

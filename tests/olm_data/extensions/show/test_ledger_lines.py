@@ -25,26 +25,15 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_whole_run(run: Path) -> None:
-    lines = show(run, "--top", 2).output.splitlines()
-    assert lines[0] == "steps 1 to 4: 13 pieces of documents, 125 labels"
-    assert lines[1] == "note: 1 of these steps are not in the ledger"
-    assert [line for line in lines if line.startswith("web:")][2].split()[0] == "web:3"
-    assert sum(line.startswith("web:") for line in lines) == 4
-    assert not any(line.startswith("code ") for line in show(run, "--source", "web").output)
-
-
-def test_a_step(run: Path) -> None:
-    lines = show(run, "--step", 1, "--top", 1).output.splitlines()
-    assert lines[0] == "step 1: loss 3.5000 over 40 labels in 4 pieces of documents"
-    assert lines[1] == "note: of 2 ranks the ledger has 1"
-    assert lines[-1].split()[:5] == ["web:3", "0", "10", "10", "5.0000"]
-
-
-def test_a_document(run: Path) -> None:
-    lines = show(run, "--document", "web:2").output.splitlines()
-    assert lines[0] == "web:2: seen in 3 pieces"
-    assert [line.split()[4] for line in lines[3:]] == ["4.0000", "1.0000", "1.0000"]
+def test_each_view_has_its_tables(run: Path) -> None:
+    text = show(run, "--top", 2).output
+    assert "missing   1\n" in text
+    assert text.count("\n  web:") == 4
+    assert "\n  code " not in show(run, "--source", "web").output
+    step = show(run, "--step", 1, "--top", 1).output
+    assert step.splitlines()[-1].split()[:5] == ["web:3", "0", "10", "10", "5.0000"]
+    losses = [line.split()[4] for line in show(run, "--document", "web:2").output.splitlines()[3:]]
+    assert losses == ["4.0000", "1.0000", "1.0000"]
 
 
 def test_json_has_all_of_it(run: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -25,19 +24,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path
 def test_the_command_says_it_was_a_sample_and_how_to_read_the_rest(made: Path) -> None:
     done = olm_data("verify", made, "--sample", "1%", "--seed", "3")
     assert done.returncode == 0, done.stderr
-    assert f"looked at a sample of {made}" in done.stdout
+    assert "sample        1/100\n" in done.stdout
     assert f"next: olm-data verify {made}   reads every byte" in done.stderr
-
-
-def test_quiet_prints_what_disagrees_and_the_verdict_alone(made: Path, tmp_path: Path) -> None:
-    done = olm_data("verify", "-q", made)
-    assert done.stdout.startswith(f"verified {made}: ")
-    assert (done.stdout.count("\n"), done.stderr) == (1, "")
-    shutil.copytree(made, tmp_path / "damaged")
-    (tmp_path / "damaged" / "tokenizer.json").write_text("{}")
-    found, verdict = olm_data("verify", "-q", tmp_path / "damaged").stdout.splitlines()
-    assert "tokenizer.json: sha256: expected" in found
-    assert verdict.startswith("FAILED, 1 finding: ")
 
 
 @pytest.mark.parametrize("words", [["--sample", "0"], ["--seed", "3"], ["--root", "."]])

@@ -35,9 +35,9 @@ def test_what_it_writes_is_read_by_generate_evaluate_and_export(
         timeout=600,
         check=True,
     )
-    shares = [line.split()[0] for line in done.stdout.splitlines()[:3]]
-    assert shares == ["16.67%", "33.33%", "50.00%"]
-    assert done.stdout.splitlines()[3] == f"the mean of 3 weights: {out}"
+    shares = [line.split()[-1] for line in done.stdout.splitlines()[-3:]]
+    assert shares == ["16.6667%", "33.3333%", "50.0000%"]
+    assert done.stderr.endswith(f"the mean of 3 weights: {out}\n")
     held = str(tiny_mixture.parent / "held")
     losses = {}
     for model in (str(run), out):

@@ -83,7 +83,7 @@ def test_it_is_loaded_with_equal_logits_and_exported_with_equal_fields(
         ).fit()  # fmt: skip
     said = export(run, out)
     assert said.exit_code == 0, said.output
-    assert "written: CappedForCausalLM" in said.output
+    assert "CappedForCausalLM" in said.output
     assert "transformers has no class for a capped" in said.output
     before, after = (json.loads((f / "config.json").read_text()) for f in (foreign, out))
     assert after["logit_cap"] == 3.0
