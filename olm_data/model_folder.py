@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 from olm_data.bounded_json import JsonObject, decode_object
@@ -54,6 +56,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     lock_digest: str | None = None
     weights: ExportedFile
     carried: tuple[ExportedFile, ...] = ()
+
+    COLUMNS: ClassVar = {"format": None, "version": None, "model": None, "config_class": None}
 
     @property
     def files(self) -> tuple[ExportedFile, ...]:

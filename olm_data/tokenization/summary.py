@@ -163,7 +163,10 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
         workers: how many tasks at a time.
     """
 
-    COLUMNS: ClassVar = {"inputs_with_drops": Columns(most=INPUTS_SHOWN)}
+    COLUMNS: ClassVar = {
+        "inputs_with_drops": Columns(most=INPUTS_SHOWN),
+        **dict.fromkeys(("versions", "text_bytes_now", "tokens_now")),
+    }
 
     output: str
     already_complete: bool
