@@ -406,11 +406,13 @@ class DataLoader(DataLoaderBase):
         self._begin()
 
     def _hand_out(self, turn: object) -> Iterator[list[Batch]]:
-        while self.step < self.steps:
+        while True:
             if turn is not self._turn:
                 raise RuntimeError(
                     "this iterator ended when its loader was closed or iterated anew"
                 )
+            if self.step >= self.steps:
+                break
             if self._items is None or (batches := next(self._items, None)) is None:
                 self._arrive()
                 continue

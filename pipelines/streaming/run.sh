@@ -13,7 +13,7 @@ step "1/4 tokenizer"
 if [ -f out/tokenizer.json ]; then
   echo "out/tokenizer.json is there; nothing to do"
 else
-  olm-data train-tokenizer --source pylib --subset stdlib --limit 500 --vocab-size 4096 \
+  olm-data train-tokenizer --source pylib --subset stdlib --vocab-size 4096 \
     --output out/tokenizer.json
 fi
 
