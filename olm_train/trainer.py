@@ -205,6 +205,7 @@ class Trainer(TrainingRun):
             self._unsaved = Unsaved({"model": module.model, "loss": getattr(module, "loss", None)})
         while self.step < self.stop_step:
             with record_function(DATA_WAIT):
+                self._await_text()
                 while not self.data_loader.ready(DATA_POLL_SECONDS) and not self._preemption.asked:
                     pass
             self.ask_to_stop()
@@ -227,6 +228,19 @@ class Trainer(TrainingRun):
         self._enter_epoch(0)
         self.save_checkpoint(Kind.final, wait=True)
         self.callbacks.call("post_train")
+
+    def _await_text(self) -> None:
+        """Wait for text that is still being tokenised: rank 0 looks, and tells the others.
+
+        Each look is an exchange, so that no wait of a rank for another is long.
+        """
+        while self.data_loader.awaited and not self.ask_to_stop():
+            lock, line = self.world.on_main(self.data_loader.look)
+            if line is not None:
+                self.say(f"step {self.step + 1:,}: {line}")
+            if lock is not None:
+                self.data_loader.follow(lock)
+                self.say(f"step {self.step + 1:,}: text has arrived: {self.data_loader!r}")
 
     def _around_step(self, hook: str, due: Kind | None) -> None:
         """Call a hook, evaluate, then save what is due: no state is a hook behind."""

@@ -30,7 +30,8 @@ FACADE = {
     },
     "order": {"schedule", "steps"},
     "dataset": {"dataset", "eval_set", "shard", "tokenizer"},
-    "mixture": {"lock", "shared"},
+    "mixture": {"arriving", "lock", "shared"},
+    "tokenization": {"waiting"},
     "rows": {"cache_plan", "fields", "label_groups", "reader", "views"},
     "run_log": {
         "log", "metric_names",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +14,8 @@ from olm_data.printing import emit, lines
 
 if TYPE_CHECKING:
     from olm_data.mixture.mix import MixResult
+
+LOOK_SECONDS = 0.5
 
 
 @click.command()
@@ -123,10 +127,16 @@ def mix(
         tokens = parse_count(extend, "--extend")
         done = extend_lock(manifest, tokens, output, **how)
     else:
-        done = verb.mix(manifest, output, **how)
+        done = _when_there(lambda: verb.mix(manifest, output, **how))
     _print_mixed(done, explain=explain, tree=tree, as_json=as_json)
     for warning in [*warnings(done.lock), *done.warnings]:
         warn(warning)
+    if not done.lock.complete:
+        there = done.lock.rows_there()
+        note(
+            f"text is still to arrive: {there:,} of {done.lock.total_rows:,} rows are there; what "
+            "is said of tokens and epochs counts what there is. A run goes on as the text arrives"
+        )
     made = f"{done.status}: {done.path} (digest {done.lock.digest[:12]})"
     if quiet() and not (as_json or tree or explain):
         click.echo(printable(made))
@@ -149,6 +159,22 @@ def mix(
         else f"torchrun -m olm_train.run train.yaml --data_loader.mixture={typed(done.path)}"
     )
     note(f"next: {following}")
+
+
+def _when_there(made: Callable[[], MixResult]) -> MixResult:
+    """Return a lock, as soon as there is a shard of each source (`order: arriving`)."""
+    from olm_data.mixture.arriving import NotArrived
+    from olm_data.tokenization.waiting import Waiting
+
+    waiting: Waiting | None = None
+    while True:
+        try:
+            return made()
+        except NotArrived as error:
+            waiting = waiting or Waiting(error.places)
+            if line := waiting.line():
+                note(line)
+            time.sleep(LOOK_SECONDS)
 
 
 def _print_mixed(done: MixResult, *, explain: bool, tree: bool, as_json: bool) -> None:

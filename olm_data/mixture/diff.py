@@ -1,6 +1,7 @@
 """What differs between two locks, and up to which row they train on the same.
 
     Lock, Lock --diff--> Difference
+    Lock, what is other behind its first rows --continued--> Lock that names it in `extends`
 
 The rows before the first difference are found from the slot tables: two periodic sequences that
 agree over the sum of their periods agree for ever (N. Fine and H. Wilf, "Uniqueness theorems for
@@ -18,8 +19,9 @@ import numpy as np
 
 from olm_data.counts import counted
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.lock_format import manifest_stages
+from olm_data.mixture.lock_format import OlderLock, manifest_stages
 from olm_data.order.base import Order
+from olm_data.order.schedule import sample_rows, schedule_sha256
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,9 @@ def diff(old: Lock, new: Lock) -> Difference:
 
 def same_rows(old: Lock, new: Lock) -> int:
     """Return how many first rows of two runs are the same tokens in the same order and length."""
+    for one, other in ((old, new), (new, old)):
+        if not one.complete and one.digest != other.digest:  # only what follows tells
+            return next((o.rows for o in other.extends if o.digest == one.digest), 0)
     if any(
         getattr(old, key) != getattr(new, key)
         for key in ("seed", "sequence_length", "packing", "tokenizer")
@@ -83,6 +88,28 @@ def same_rows(old: Lock, new: Lock) -> int:
         if (differs := np.flatnonzero(found[0] != found[1])).size:
             return int(start + differs[0])
     return min(old.total_rows, new.total_rows)
+
+
+def continued(lock: Lock, rows: int, **changes: Any) -> Lock:
+    """Return a lock with other values behind its first `rows` rows, which stay what they are.
+
+    `extends` of it names `lock` and the older ones, each with the rows that all of them share.
+    """
+    own = OlderLock(digest=lock.digest, rows=rows, order_sha256="")
+    shared = [
+        msgspec.structs.replace(
+            older, rows=end, order_sha256=schedule_sha256(lock.schedule(), sample_rows(end))
+        )
+        for older in (*lock.extends, own)
+        for end in [min(older.rows, rows)]
+    ]
+    new = msgspec.structs.replace(lock, **changes, extends=tuple(shared), digest="")
+    new = msgspec.structs.replace(new, digest=new.compute_digest())
+    assert same_rows(lock, new) >= rows
+    for older in shared:
+        order = schedule_sha256(new.schedule(), sample_rows(older.rows))
+        assert order == older.order_sha256
+    return new
 
 
 def _keys(lock: Lock) -> list[bytes]:

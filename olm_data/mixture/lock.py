@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
 from olm_data.bounded_json import digest as canonical_digest
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.manifest import read_manifest
+from olm_data.dataset.manifest import decode_manifest, read_manifest
 from olm_data.dataset.shard import Verify
 from olm_data.decoding import convert
 from olm_data.errors import ConflictError, InputError, OlmError, ValidationError, quoted
@@ -80,6 +80,21 @@ class Lock(LockFile, frozen=True, kw_only=True):
     def sequence_lengths(self) -> tuple[int, ...]:
         """Tokens of a row as trained, for each stage: its own sequence length or the lock's."""
         return tuple(stage.sequence_length or self.sequence_length for stage in self.stages)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all rows are known; not while text is still to arrive (`order: arriving`)."""
+        return all(map(self.order.is_complete, range(len(self.sources))))
+
+    def rows_there(self) -> int:
+        """Return how many first rows of the run need no text that is still to arrive."""
+        if self.complete:
+            return self.total_rows
+        limits = [
+            source.rows if not self.order.is_complete(index) else self.total_rows
+            for index, source in enumerate(self.sources)
+        ]
+        return self.schedule().rows_within(np.array(limits))
 
     def digests(self, rows: int) -> list[str]:
         """Return the digests of the locks whose first `rows` rows are those of this one.
@@ -208,7 +223,11 @@ class Lock(LockFile, frozen=True, kw_only=True):
         source = self.sources[index]
         location = self.location(source.name)
         store = Store(location)
-        manifest = read_manifest(store, source.dataset, or_newest=True)
+        if self.order.is_complete(index):
+            manifest = read_manifest(store, source.dataset, or_newest=True)
+        else:
+            name, beside = arrived_name(source.dataset), Store(self.folder)
+            manifest = decode_manifest(read_json(beside, name), beside.url(name), source.dataset)
         dataset = Dataset(store, manifest, verify=verify, max_open=max_open)
         differences = [
             f"{what} {there}, in the lock {locked}"
@@ -272,9 +291,12 @@ class Lock(LockFile, frozen=True, kw_only=True):
             old = Lock.decode(there, os.fspath(path))
         except (MalformedJson, ValidationError):
             old = None
-        if old is not None and (old.digest, old.locations) == (self.digest, self.locations):
+        behind = old is not None and not self.complete and self.digest in old.digests(0)
+        same = old is not None and old.locations == self.locations
+        if old is not None and same and (behind or old.digest == self.digest):
             return "unchanged"
-        if not overwrite and (old is None or old.digest != self.digest):
+        arriving = old is not None and not old.complete and old.digest in self.digests(0)
+        if not overwrite and not arriving and (old is None or old.digest != self.digest):
             raise ConflictError(
                 "another lock is here" if old else "a file that is not a lock is here",
                 where=os.fspath(path),
@@ -349,6 +371,11 @@ class Lock(LockFile, frozen=True, kw_only=True):
                 fix="restore it, or change the manifest and run olm-data mix again",
             )
         return lock
+
+
+def arrived_name(digest: str) -> str:
+    """Return where beside a lock the manifest of an unfinished dataset lies, as far as it goes."""
+    return f"arrived/{digest}.json"
 
 
 def split(path: str | os.PathLike[str]) -> tuple[str, str]:

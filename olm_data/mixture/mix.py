@@ -30,11 +30,19 @@ from olm_data.dataset.tokenizer import TokenizerInfo, TokenizerRules
 from olm_data.dataset.view import View, ViewInfo
 from olm_data.decoding import convert
 from olm_data.errors import InputError, UsageError, ValidationError, printable
+from olm_data.mixture.arriving import (
+    as_far_as_there,
+    begun,
+    first_group,
+    publish_arrived,
+    refuse_counted,
+)
 from olm_data.mixture.compile_stages import compile_stages, ratio, refuse_exhausted
 from olm_data.mixture.lock import FORMAT, VERSION, Lock, split
 from olm_data.mixture.lock_format import LockSource
 from olm_data.mixture.manifest import Mixture, SourceSpec, located, read_mixture
 from olm_data.mixture.shared import warnings_of_sources
+from olm_data.order.arriving import ArrivingKeys
 from olm_data.order.base import Order, SourceSize
 from olm_data.packing.compare import Comparison, compare
 from olm_data.packing.concat import rows_in
@@ -149,7 +157,8 @@ class MixPlan:
             warned = tuple(plan.warnings(lock))
             if dry_run:
                 return MixResult(lock, path, "dry run", warned)
-            for name, source in plan.packed.items():  # before the lock that needs them
+            publish_arrived(lock)  # before the lock that needs them, as are row plans
+            for name, source in plan.packed.items():
                 publish_plan(source.plan, staging / name, Store(plan.folder))
         return MixResult(lock, path, lock.write(path, overwrite=overwrite), warned)
 
@@ -209,11 +218,14 @@ class MixPlan:
             InputError: a source has no whole row.
             UsageError: a stage without a row, or a source drawn beyond its `max_epochs`.
         """
+        refuse_counted(self.mixture)
         lock = self.without_stages()
         stages = compile_stages(self.mixture, lock.sources)
-        refuse_exhausted(self.mixture, lock.sources, stages)
-        lock = msgspec.structs.replace(lock, stages=stages)
-        return msgspec.structs.replace(lock, digest=lock.compute_digest())
+        lock = begun(msgspec.structs.replace(lock, stages=stages))
+        if not isinstance(self.mixture.order, ArrivingKeys):
+            refuse_exhausted(self.mixture, lock.sources, stages)
+        lock = msgspec.structs.replace(lock, digest=lock.compute_digest())
+        return as_far_as_there(lock)
 
     def without_stages(self) -> Lock:
         """Compile the sources alone; raises as `compile`."""
@@ -345,7 +357,10 @@ def open_sources(
     for source in mixture.sources:
         try:
             store = Store(mixture.resolve(source.data))
-            found = read_manifest(store, locked.get(source.name), or_newest=True)
+            if isinstance(mixture.order, ArrivingKeys):
+                found = first_group(store).manifest
+            else:
+                found = read_manifest(store, locked.get(source.name), or_newest=True)
             datasets[source.name] = Dataset(store, found)
         except InputError as error:
             line = mixture.where("sources", source.name, "data")

@@ -4,7 +4,7 @@
     Lock: stages up to row R, MixPlan: the stages that follow --revised--> Lock
 
 The rows before R stay; each source goes on where it stands, so that none of its rows is repeated or
-lost. `extends` names the older locks with the rows that all share (`extend.continued`).
+lost. `extends` names the older locks with the rows that all share (`diff.continued`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from olm_data.counts import MAX_COUNT, counted, parse_count
 from olm_data.dataset.manifest import read_manifest
 from olm_data.errors import UsageError, ValidationError, typed
 from olm_data.mixture.compile_stages import compile_stages, refuse_exhausted, rows_between
-from olm_data.mixture.diff import same_rows
+from olm_data.mixture.diff import continued
 from olm_data.mixture.lock import Lock, split
-from olm_data.mixture.lock_format import LockSource, LockStage, OlderLock, manifest_stages
+from olm_data.mixture.lock_format import LockSource, LockStage, manifest_stages
 from olm_data.mixture.manifest import Mixture
 from olm_data.mixture.mix import MANIFESTS, MixPlan, MixResult
-from olm_data.order.schedule import Stage, rows_by_source, sample_rows, schedule_sha256
+from olm_data.order.schedule import Stage, rows_by_source
 from olm_data.path_kinds import require
 from olm_data.run_log.run_folder import read_position
 from olm_data.storage.output_paths import refuse_output
@@ -327,28 +327,6 @@ def resized(lock: Lock, index: int, rows: int, tokens: int) -> LockStage:
     stage = lock.stages[index]
     drawn = rows_by_source(Stage(rows, stage.counts), lock.schedule().table(index))
     return msgspec.structs.replace(stage, rows=rows, tokens=tokens, rows_by_source=drawn)
-
-
-def continued(lock: Lock, rows: int, **changes: Any) -> Lock:
-    """Return a lock with other values behind its first `rows` rows, which stay what they are.
-
-    `extends` of it names `lock` and the older ones, each with the rows that all of them share.
-    """
-    own = OlderLock(digest=lock.digest, rows=rows, order_sha256="")
-    shared = [
-        msgspec.structs.replace(
-            older, rows=end, order_sha256=schedule_sha256(lock.schedule(), sample_rows(end))
-        )
-        for older in (*lock.extends, own)
-        for end in [min(older.rows, rows)]
-    ]
-    new = msgspec.structs.replace(lock, **changes, extends=tuple(shared), digest="")
-    new = msgspec.structs.replace(new, digest=new.compute_digest())
-    assert same_rows(lock, new) >= rows
-    for older in shared:
-        order = schedule_sha256(new.schedule(), sample_rows(older.rows))
-        assert order == older.order_sha256
-    return new
 
 
 def _refuse_exhausted(

@@ -181,7 +181,7 @@ def warnings(lock: Lock) -> list[str]:
     found = []
     for index, source in enumerate(lock.sources):
         rows = lock.rows_drawn(index)
-        if rows > EPOCHS_TO_WARN * source.rows:
+        if rows > EPOCHS_TO_WARN * source.rows and lock.order.is_complete(index):
             found.append(
                 f"source {source.name!r} is repeated {rows / source.rows:.2f} times; "
                 f"above {EPOCHS_TO_WARN} epochs repeated data helps little"

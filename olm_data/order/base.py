@@ -148,6 +148,10 @@ class Order(OrderKeys, frozen=True):
         """Whether this can be the order of sources with so many rows each."""
         return True
 
+    def is_complete(self, source: int) -> bool:
+        """Whether all rows of the source of this index are known; not while text arrives."""
+        return True
+
     def for_source(self, source: int) -> Self:
         """Return what of the order concerns the source of this index."""
         return self

@@ -137,6 +137,17 @@ class Schedule:
         drawn: np.ndarray = self._base[stage] + blocks * self._counts[stage] + table.before(slot)
         return drawn
 
+    def rows_within(self, limits: np.ndarray) -> int:
+        """Return how many first rows of the run draw no source beyond `limits` int64[sources]."""
+        low, high = 0, self.total_rows
+        while low < high:
+            middle = (low + high + 1) // 2
+            if (self.drawn_before(middle) <= limits).all():
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
     def ordinal(self, rows: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (stage int32[m], source int32[m], ordinal int64[m]) of global rows int64[m].
 

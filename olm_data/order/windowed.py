@@ -153,7 +153,7 @@ def permute_windowed(p: Any, n: Any, c: Any, w: int, keys: NDArray[np.uint64]) -
     p, n, c, keys = _flat(p, n, c, keys)
     shape = p.shape
     first, size, window = _window(p.reshape(-1), n, c, w)
-    inner = first + permute(p.reshape(-1) - first, size, _keys_of(keys, window))
+    inner = first + permute(p.reshape(-1) - first, size, window_keys(keys, window))
     chunk, inside = np.divmod(inner, c)
     whole = chunk < n // c
     if whole.any():
@@ -172,7 +172,9 @@ def unpermute_windowed(row: Any, n: Any, c: Any, w: int, keys: NDArray[np.uint64
         chunk[whole] = unpermute(chunk[whole], (n // c)[whole], keys[whole])
     inner = chunk * c + inside
     first, size, window = _window(inner, n, c, w)
-    result: Int64 = (first + unpermute(inner - first, size, _keys_of(keys, window))).reshape(shape)
+    result: Int64 = (first + unpermute(inner - first, size, window_keys(keys, window))).reshape(
+        shape
+    )
     return result
 
 
@@ -193,6 +195,6 @@ def _window(position: Int64, n: Int64, c: Int64, w: int) -> tuple[Int64, Int64, 
     return number * span, np.minimum(span, n - number * span), number
 
 
-def _keys_of(keys: NDArray[np.uint64], window: Int64) -> NDArray[np.uint64]:
+def window_keys(keys: NDArray[np.uint64], window: Int64) -> NDArray[np.uint64]:
     """Return the round keys [m, 6] inside windows [m]; those of chunks are `keys` themselves."""
     return mix64(keys + (window + 1).astype(np.uint64)[:, None])

@@ -12,7 +12,6 @@ leaves the old version as it was.
 from __future__ import annotations
 
 import platform
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -21,13 +20,13 @@ import msgspec
 
 from olm_data import __version__
 from olm_data.bounded_json import MalformedJson
-from olm_data.dataset.account import InputAccount, dropped_of, input_digest, unaccounted
+from olm_data.dataset.account import dropped_of, unaccounted
+from olm_data.dataset.arrived import input_totals
 from olm_data.dataset.folder import refuse_dataset_folder
 from olm_data.dataset.inputs import RecordOptions
 from olm_data.dataset.manifest import (
     MANIFEST,
     Addition,
-    InputInfo,
     Manifest,
     build_manifest,
     read_manifest,
@@ -247,7 +246,7 @@ def _manifest(
     request: Request, plan: Plan, number: int, before: Version | None, shards: FinishedShards
 ) -> Manifest:
     """Return the manifest of split `number`, without the counts of duplicates."""
-    inputs, dropped = _totals(plan, shards.accounts), dropped_of(shards.accounts)
+    inputs, dropped = input_totals(plan, shards.accounts), dropped_of(shards.accounts)
     records = [result.splits[number] for result in shards.results]
     passed, added, first_plan = tally(request.source.passed), [], plan.digest
     options = msgspec.structs.replace(request.options(), split=SPLITS[number])
@@ -290,22 +289,3 @@ def _manifest(
         added=added,
         container=request.recipe.container,
     )
-
-
-def _totals(plan: Plan, accounts: Sequence[InputAccount]) -> list[InputInfo]:
-    """Sum the accounts of all tasks by input of the plan."""
-    documents: Counter[int] = Counter()
-    parts: dict[int, list[str]] = {}
-    for account in accounts:
-        documents[account.input] += account.documents_in
-        parts.setdefault(account.input, []).append(account.sha256)
-    return [
-        InputInfo(
-            path=item.path,
-            bytes=item.bytes,
-            position=item.position,
-            documents=documents[index],
-            sha256=input_digest(parts.get(index, [])),
-        )
-        for index, item in enumerate(plan.inputs)
-    ]

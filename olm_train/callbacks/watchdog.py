@@ -92,6 +92,8 @@ class WatchdogCallback(Callback):
 
     def _watch(self) -> None:
         while not self._stopped.wait(self.timeout / PER_TIMEOUT):
+            if self.trainer.data_loader.awaited:
+                self._beat("waiting for text")
             told = f"step {self.trainer.step:,} done, {self._doing}"
             if self._store is not None:
                 try:

@@ -32,6 +32,7 @@ from olm_data.errors import (
     StorageError,
     ValidationError,
 )
+from olm_data.mixture.lock import Lock
 from olm_data.storage.disk import write_durable
 from olm_data.storage.lease import Fence
 from olm_data.storage.store import Store
@@ -44,6 +45,7 @@ from olm_train.checkpoint.documents import (
 from olm_train.checkpoint.load import Checkpoint, newest_checkpoint, open_checkpoint
 from olm_train.checkpoint.manifest import (
     CONFIG,
+    LOCK,
     MERGE,
     STATE,
     Kind,
@@ -284,11 +286,16 @@ class CheckpointManager:
                 **documents_of_callbacks(run),
                 STATE: state,
                 CONFIG: encoded(run.config),
-                **self._carried,
+                **self._beside_state(lock),
             },
             lock_digest=lock.digest if lock else "",
             logs=run_logs(run.work_dir),
         )
+
+    def _beside_state(self, lock: Lock | None) -> dict[str, bytes]:
+        """Return what is carried, with the lock as far as it has grown."""
+        now = {LOCK: lock.encode()} if LOCK in self._carried and lock is not None else {}
+        return {**self._carried, **now}
 
     def _tensors(self) -> FlatState:
         """Return what a checkpoint has beside its documents, by name; the tensors are live."""
@@ -322,7 +329,7 @@ class CheckpointManager:
                 STATE: state,
                 CONFIG: encoded(run.config),
                 MERGE: merge.encode(),
-                **self._carried,
+                **self._beside_state(lock),
             },
             lock_digest=lock.digest if lock else "",
             name=f"{folder_name(merge.last)}-{suffix}",

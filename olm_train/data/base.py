@@ -3,6 +3,7 @@
     Trainer --iter--> this rank's list of micro-batches, a step each   (over all epochs there are)
             --step, epoch, steps-->  where it is, and how far it goes
             <--state_dict, load_state_dict--> checkpoint
+            --awaited, look, follow--> text that is still being tokenised
 
 A loader of one's own derives from `DataLoaderBase`, sets `global_batch_size`, and writes what is
 abstract; it counts `step` and `epoch` before it hands out a step. What only rows of a mixture lock
@@ -122,6 +123,26 @@ class DataLoaderBase(ABC):
     def order_digest(self, step: int) -> str | None:
         """Return the digest of a step's rows, counted from 0, for the log; None without a lock."""
         return None
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the text of the next step is still to arrive: it is in no shard; default: no.
+
+        The same on every rank.
+        """
+        return False
+
+    def look(self) -> tuple[bytes | None, str | None]:
+        """Look for it once, on one rank: what `follow` takes, and a line to say; or wait a bit.
+
+        Raises:
+            InputError: nobody is at work on it.
+            UsageError: there is no more text, and too little for the run.
+        """
+        return None, None
+
+    def follow(self, lock: bytes) -> None:  # noqa: B027  # a default, and a good one
+        """Go on with the text that `look` has found, on every rank."""
 
     def leave_out(self, rows: Iterable[Range]) -> None:
         """Leave ranges of global rows out from here on.

@@ -5,6 +5,9 @@
          -> micro-batches of `rank_microbatch_size` tokens -> [thread] -> list[Batch] a step
             (each row cut into the shorter ones of its phase, if it has a shorter sequence length)
 
+Of a lock that is still to grow, steps are handed out as far as their rows are there; behind them,
+`look` makes or finds the longer lock and `follow` goes on with it, with rows read as ever.
+
 G is one number, or follows a schedule (`schedule_sizes`). The state is the lock's digest
 and one integer, counted in rows *handed out*: how far the thread has run ahead never shows.
 """
@@ -15,8 +18,9 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,6 +32,7 @@ from olm_data.config.hints import NonNegativeInt, PositiveInt
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Verify
 from olm_data.errors import UsageError, ValidationError
+from olm_data.mixture.arriving import as_far_as_there, publish_arrived
 from olm_data.mixture.lock import Lock
 from olm_data.order.steps import (
     Phase,
@@ -43,6 +48,7 @@ from olm_data.order.steps import (
 )
 from olm_data.rows.cache_plan import CacheOptions
 from olm_data.rows.reader import DatasetRows, RowReader
+from olm_data.tokenization.waiting import Waiting
 from olm_train.data.base import DataLoaderBase
 from olm_train.data.batch import Batch
 from olm_train.data.dealing import Dealing
@@ -50,6 +56,9 @@ from olm_train.data.lock_words import describe_lock, lock_difference
 from olm_train.data.prefetch import Prefetcher
 
 log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""How long a look for text that is still to arrive takes, where there is none."""
 
 _EVAL_AHEAD = 2
 """Batches an `EvalLoader` prepares ahead."""
@@ -113,8 +122,12 @@ class DataLoader(DataLoaderBase):
         self._neighbours = range(rank, rank + 1) if neighbours is None else neighbours
         if cache is not None:
             cache = replace(cache, ranks=len(self._neighbours))
-        self._reader = RowReader(lock, verify=verify, cache=cache)
-        self.lock = self._reader.lock
+        self._path = None if isinstance(lock, Lock) else os.fspath(lock)
+        self._open: Callable[[Lock | str], RowReader] = partial(
+            RowReader, verify=verify, cache=cache
+        )
+        self._waiting: Waiting | None = None
+        self._read(self._open(lock if isinstance(lock, Lock) else os.fspath(lock)))
         length = self._reader.sequence_length
         self.rank, self.world_size, self.prefetch = rank, world_size, prefetch
         self._batch_sizes = StepSizes.constant(global_batch_size)
@@ -126,7 +139,48 @@ class DataLoader(DataLoaderBase):
         self.step = 0
         self._waited = 0.0
         self._running: Prefetcher[list[Batch]] | None = None
-        self._items: Iterator[list[Batch]] | None = None  # the iterator that may hand out steps
+        self._items: Iterator[list[Batch]] | None = None
+        self._turn: object = None  # of the iterator that may hand out steps
+
+    def _read(self, reader: RowReader) -> None:
+        self._reader, self.lock = reader, reader.lock
+        self._rows_there = self.lock.rows_there()
+
+    @property
+    def _steps_there(self) -> int:
+        """Steps whose rows are all in shards."""
+        return self._steps.sizes.count(self._steps.kept.before(self._rows_there))
+
+    @property
+    def awaited(self) -> bool:
+        return self._steps_there <= self.step < self.steps
+
+    def look(self) -> tuple[bytes | None, str | None]:
+        waiting = self._waiting = self._waiting or Waiting(
+            [
+                self.lock.location(source.name)
+                for index, source in enumerate(self.lock.sources)
+                if not self.lock.order.is_complete(index)
+            ]
+        )
+        longer = as_far_as_there(self.lock)
+        if longer is self.lock:
+            line = waiting.line()
+            time.sleep(LOOK_SECONDS)
+            self._waited += LOOK_SECONDS
+            return None, line
+        publish_arrived(longer)
+        if self._path is not None:
+            longer.write(self._path)
+        return longer.encode(), None
+
+    def follow(self, lock: bytes) -> None:
+        turn = self._turn
+        self.close()
+        self._turn = turn  # an iterator goes on
+        path = self._path or f"{self.lock.folder}/mixture.lock.json"
+        self._read(self._open(Lock.decode(lock, path)))
+        self._waiting = None
 
     @property
     def batch_sizes(self) -> StepSizes:
@@ -219,10 +273,16 @@ class DataLoader(DataLoaderBase):
     def __iter__(self) -> Iterator[list[Batch]]:
         self.close()
         self.check_sizes(self.step)
+        self._begin()
+        self._turn = object()
+        return self._hand_out(self._turn)
+
+    def _begin(self) -> None:
+        """Begin to read the steps whose rows are there."""
         items = read_steps(
             self._reader,
             self._steps,
-            range(self.step, self.steps),
+            range(self.step, self._steps_there),
             Slice(
                 self._microbatch_rows, self.rank, self.world_size, self._neighbours, self._dealing
             ),
@@ -234,7 +294,6 @@ class DataLoader(DataLoaderBase):
         else:
             items = self._timed(items)
         self._items = items
-        return self._hand_out(items)
 
     def state_dict(self) -> JsonObject:
         """Return the state after the last step handed out: JSON values only.
@@ -322,7 +381,7 @@ class DataLoader(DataLoaderBase):
 
     def close(self) -> None:
         """Stop the background thread; the state stays and the loader can be iterated again."""
-        self._items = None
+        self._items = self._turn = None
         if self._running is not None:
             self._running.close()
             self._waited += self._running.wait_seconds
@@ -336,12 +395,27 @@ class DataLoader(DataLoaderBase):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _hand_out(self, items: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
-        for batches in items:
-            if items is not self._items:
+    def _arrive(self) -> None:
+        """Go on to steps that were not there when reading began; wait for them if need be."""
+        while self.awaited:  # without a trainer, which waits on all ranks together
+            lock, line = self.look()
+            if line is not None:
+                log.warning("%s", line)
+            if lock is not None:
+                self.follow(lock)
+        self._begin()
+
+    def _hand_out(self, turn: object) -> Iterator[list[Batch]]:
+        while True:
+            if turn is not self._turn:
                 raise RuntimeError(
                     "this iterator ended when its loader was closed or iterated anew"
                 )
+            if self.step >= self.steps:
+                break
+            if self._items is None or (batches := next(self._items, None)) is None:
+                self._arrive()
+                continue
             if self.device is not None:
                 batches = [batch.to(self.device) for batch in batches]
             self.step += 1

@@ -140,5 +140,5 @@ def test_a_lock_whose_order_is_not_installed_is_refused(
 
 
 def test_only_ours_are_there_without_a_package() -> None:
-    assert list(ORDERS) == ["global", "olmo-core", "windowed"]
+    assert list(ORDERS) == ["global", "arriving", "olmo-core", "windowed"]
     assert list(PACKINGS) == ["concat", "best_fit", "document"]

@@ -510,11 +510,13 @@ class RunView:
         """
         starts = read_starts(self.folder) if starts is None else starts
         wanted = starts[-1].lock if starts else None
-        if self._rows is not None and wanted in (None, self._rows.lock.digest):
-            return self._rows
+        rows = self._rows
+        settled = rows is not None and rows.lock.complete  # that of arriving text may have grown
+        if rows is not None and settled and wanted in (None, *rows.lock.digests(0)):
+            return rows
         path = self._lock_path or lock_of_run(_config(self.folder), str(self.folder))
         lock = Lock.read(path)
-        if wanted not in (None, lock.digest):
+        if wanted is not None and wanted not in lock.digests(0):
             raise InputError(f"the run was started with another lock than {path}: {wanted[:12]}")
         self._rows, self._rows_of = LockRows(lock), path
         return self._rows

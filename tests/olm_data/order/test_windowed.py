@@ -182,7 +182,10 @@ def test_chunks_that_do_not_fit_their_sources_are_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"order": "sorted"}, "order is one of global, olmo-core, windowed, not 'sorted'"),
+        (
+            {"order": "sorted"},
+            "order is one of global, arriving, olmo-core, windowed, not 'sorted'",
+        ),
         ({"window_chunks": 4}, "window_chunks has no meaning with order: global"),
         ({"order": "windowed", "window_chunks": 0}, "window_chunks is at least 1"),
         ({"order": "windowed", "packing": "best_fit"}, "does not go with packing: best_fit"),
