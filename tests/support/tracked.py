@@ -6,11 +6,13 @@ import contextlib
 import json
 import math
 import sqlite3
+import struct
 import subprocess
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from support.runs import command, environment, metrics, run, write_config
 from support.service_stub import Service, serving
@@ -19,7 +21,6 @@ from olm_data.extensions.watching.watched import EVAL, Measured, WatchedEvaluati
 from olm_data.run_log.log import METRICS, Evaluation, MetricsWriter, Step
 from olm_data.run_log.metric_names import CE_LOSS, LR
 from olm_data.storage.store import Store
-from olm_train.extensions.tracking import wandb as client
 
 Sink = list[tuple[int, dict[str, float]]]
 """Step and metrics of each row of a sink, in its order."""
@@ -109,15 +110,30 @@ def of_trackio(folder: Path) -> Sink:
     return [(step, json.loads(metrics)) for step, metrics in rows]
 
 
-def of_wandb(folder: Path) -> Sink:
-    """Rows of the files that the offline client wrote, of all starts."""
+def records_of_wandb(path: Path) -> Iterator[Any]:
+    """Yield the records of a file of the offline client, in the log format of LevelDB."""
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
-    rows = []
-    for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
-        for _, data in client._records(path):
+    content, place, data = path.read_bytes(), 7, b""
+    while place + 7 <= len(content):
+        if (left := 32768 - place % 32768) < 7:  # too little for the head of a piece
+            place += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", content, place)
+        data += content[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # a whole record, or its last piece
             record = Record()
             record.ParseFromString(data)
+            data = b""
+            yield record
+
+
+def of_wandb(folder: Path) -> Sink:
+    """Rows of the files that the offline client wrote, of all starts."""
+    rows = []
+    for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
+        for record in records_of_wandb(path):
             if record.WhichOneof("record_type") == "history":
                 items = {
                     item.key or item.nested_key[0]: json.loads(item.value_json)

@@ -91,13 +91,8 @@ class Tracker(ABC):
         return None
 
     @abstractmethod
-    def close(self, ending: Ending) -> int | None:
-        """Return when everything has arrived.
-
-        Returns:
-            None; or the last step that is there, where the client lost later ones, as on a full
-            disk, and said nothing: it is opened once more, and gets what is missing.
-        """
+    def close(self, ending: Ending) -> None:
+        """Return when everything has arrived."""
 
 
 def without_secrets(value: Any) -> Any:

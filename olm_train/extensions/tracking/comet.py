@@ -17,13 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import msgspec
-
-from olm_data.bounded_json import JsonObject, MalformedJson, decode
+from olm_data.bounded_json import JsonObject
 from olm_data.errors import UsageError
 from olm_data.extensions.watching.follow import LoggedStep
 from olm_data.extras import needs
-from olm_data.run_log.lines import lines, malformed_log
 from olm_data.run_log.metric_names import WATCHED_STEP
 from olm_train.callbacks.notice import Event, NotificationSetting
 from olm_train.extensions.tracking.base import Ending, Level, TrackedRun, Tracker, without_secrets
@@ -88,7 +85,7 @@ class Server:
         for begin in range(0, len(batch), BATCH):
             self._writer.log_parameters_batch(batch[begin : begin + BATCH])
 
-    def last(self, step: int) -> dict[str, int]:
+    def last(self) -> dict[str, int]:
         found = self._reader.get_experiment_metrics_summaries(self.key) or {}
         return {each["name"]: each["stepCurrent"] or 0 for each in found.get("values", ())}
 
@@ -119,21 +116,8 @@ class Server:
         self._told = time.monotonic()
 
 
-class _Point(msgspec.Struct, frozen=True):
-    metricName: str
-    step: int
-
-
-class _Payload(msgspec.Struct, frozen=True):
-    metric: _Point | None = None
-
-
-class _Message(msgspec.Struct, frozen=True):
-    payload: _Payload
-
-
 class Archive:
-    """Files in the folder of a run."""
+    """Files in the folder of a run, made anew from its log by each start."""
 
     def __init__(self, folder: Path, key: str, place: Place) -> None:
         self.folder, self.key, self.place = folder, key, place
@@ -149,22 +133,8 @@ class Archive:
             [LogOtherMessage("Name", name), *(_parameter(*item) for item in parameters.items())]
         )
 
-    def last(self, step: int) -> dict[str, int]:
-        found: dict[str, int] = {}
-        place = 0
-        for number, line in lines(self._path):
-            try:
-                metric = decode(line, _Message).payload.metric
-            except MalformedJson as error:
-                raise malformed_log(self._path, f"line {number}: {error}") from None
-            if metric is not None and metric.step > step:
-                break
-            if metric is not None:
-                found[metric.metricName] = metric.step
-            place += len(line)
-        if self._path.exists():
-            os.truncate(self._path, place)
-        return found
+    def last(self) -> dict[str, int]:
+        return {}  # it was begun anew
 
     def send(self, metrics: list[Metric]) -> None:
         self._append([_metric(metric) for metric in metrics])
@@ -304,10 +274,9 @@ class CometTracker(Tracker):
         online = get_config().get_bool(None, "comet.start.online") is not False
         kind = Server if online else Archive
         self._sink = kind(told.folder, key or self._new, place)
-        self.by_arrival = not online
-        if key is None:
+        if key is None or not online:
             self._sink.describe(told.name, flat(told.config))
-        self._logged = logged if key else 0
+        self._logged = logged if key and online else 0
         if not self._started:
             self._notify("started", Event.start)
         self._started = True
@@ -315,7 +284,7 @@ class CometTracker(Tracker):
 
     def truncate(self, step: int) -> int:
         assert self._sink is not None
-        self._last = self._sink.last(step)
+        self._last = self._sink.last()
         return min(step, self._logged)
 
     def log(self, steps: list[LoggedStep]) -> None:

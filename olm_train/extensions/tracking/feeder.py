@@ -24,7 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from olm_data.bounded_json import MalformedJson, Size, decode
-from olm_data.errors import ConflictError, StorageError, printable
+from olm_data.errors import ConflictError, printable
 from olm_data.extensions.watching.follow import LoggedStep, StepReader, last_step, lines_of_step
 from olm_data.extensions.watching.watched import EVAL, WatchedEvaluation, WatchedTail
 from olm_data.redaction import redacted
@@ -182,7 +182,6 @@ class Feeder:
 
         Raises:
             ConflictError: another process feeds this tracker from this folder.
-            StorageError: the client lost rows, as on a full disk, and said nothing.
             Exception: whatever the tracker raises.
         """
         with locked(self._lock, wait=False) as handle:
@@ -194,40 +193,29 @@ class Feeder:
                 )
             self._ending = "finished"
             fed = self._feed()
-            if (lost := self._close(self._ending)) is not None:
-                raise StorageError(
-                    f"{self._tracker.name} has lost what came after step {lost:,}",
-                    where=str(self._folder),
-                    fix="run the same command again: it goes on from there",
-                )
+            self._call("close", self._tracker.close, self._ending)
             return fed
 
     # ---- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         with locked(self._lock):
-            pause, tries = 0.0, 2
+            pause = 0.0
             while not self._abandoned:
-                ending, lost = self._ending, None
+                ending = self._ending
                 try:
                     self._feed()
                     pause = 0.0
                     if ending is not None:
                         if self._failure is not None:
                             self._call("alert", self._tracker.alert, *self._failure, "error")
-                        lost = self._close(ending)
-                        if lost is None:
-                            self._done = True
-                            return
-                        self._tell("rows", f"it has lost what came after step {lost:,}")
+                        self._call("close", self._tracker.close, ending)
+                        self._done = True
                 except Exception as error:
                     self._reader, pause = None, min(LONGEST_PAUSE, max(1.0, 2 * pause))
                     self._tell(type(error).__name__, f"{type(error).__name__}: {error}")
                 if ending is not None:
-                    tries -= 1
-                    if lost is None or not tries:
-                        return
-                    continue
+                    return
                 self._ended.wait(max(pause, INTERVAL))
                 if not pause:
                     self._wake.wait()
@@ -282,7 +270,7 @@ class Feeder:
         there = self._call("open", tracker.truncate, bound)
         known = dict([self._begin, *([(tracked.step, tracked.lines)] if tracked else [])])
         lines = known[there] if there in known else lines_of_step(self._folder, there)
-        watched = tracked.watched if tracked else {}
+        watched = tracked.watched if tracked and there else {}
         watched = {name: fed for name, fed in watched.items() if fed.at <= there}
         self._write(TrackerState(key=key, step=there, lines=lines, watched=watched))
         seconds = REMOTE_SECONDS if self._place.remote else INTERVAL
@@ -306,15 +294,6 @@ class Feeder:
             self._asked = last.step
             if why := self._call("cancel check", self._tracker.cancelled):
                 self._cancel(why)
-
-    def _close(self, ending: Ending) -> int | None:
-        """Close the tracker; return the last step that is there, if the client lost later ones."""
-        lost = self._call("close", self._tracker.close, ending)
-        self._reader = None
-        if lost is not None and self.tracked is not None and lost < self.tracked.step:
-            lines = lines_of_step(self._folder, lost)
-            self._write(replace(self.tracked, step=lost, lines=lines))
-        return lost
 
     def _write(self, tracked: TrackerState) -> None:
         if not self._abandoned:

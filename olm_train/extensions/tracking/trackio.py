@@ -1,8 +1,8 @@
 """trackio: a SQLite file in TRACKIO_DIR, or a server that TRACKIO_SERVER_URL or _SPACE_ID names.
 
 The client writes in a thread of its own, and drops what a full disk refuses. So the file says how
-far a killed process came, steps after a hole or whose weights are lost are deleted in it, and at
-the end the rows are counted. A server keeps those; their first values stay.
+far a tracker came: steps after a hole or whose weights are lost are deleted in it when the run is
+opened again, by a start or `olm-train track`. A server keeps those; their first values stay.
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ class TrackioTracker(Tracker):
         self._told, self._group = run, group
         self._run: Run | None = None
         self._last: int | None = None
-        self._there = self._top = self._rows = 0
 
     def open(self, key: str | None, logged: int) -> str:
         with needs("the tracker trackio"):
@@ -98,15 +97,12 @@ class TrackioTracker(Tracker):
                 there = min(step, _whole(_steps(file, self._run.id)))
                 of_run = {"run": self._run.id, "there": there}
                 file.execute(_CUT, of_run)
-        self._there, self._top, self._rows = there, there, 0
         return there
 
     def log(self, steps: list[LoggedStep]) -> None:
         assert self._run is not None
         for step in steps:
             self._run.log(dict(step.metrics), step=step.step)
-            self._rows += step.step > self._top
-            self._top = max(self._top, step.step)
 
     def alert(self, title: str, text: str, level: Level) -> None:
         from trackio import AlertLevel
@@ -115,21 +111,8 @@ class TrackioTracker(Tracker):
         with contextlib.redirect_stdout(sys.stderr):
             self._run.alert(title, text, AlertLevel(level))
 
-    def close(self, ending: Ending) -> int | None:
-        from trackio.sqlite_storage import SQLiteStorage
-
-        id = self._run.id if self._run is not None else ""
+    def close(self, ending: Ending) -> None:
         self._finish()
-        if any(os.environ.get(name) for name in SERVERS) or not self._rows:
-            return None
-        path = SQLiteStorage.get_project_db_path(self._told.project)
-        try:
-            with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as file:
-                steps = _steps(file, id)
-        except sqlite3.Error:  # the disk is full: nobody knows what is there
-            return self._there
-        lacks = sum(step > self._there for step in steps) < self._rows
-        return _whole(steps) if lacks else None
 
     def _how_to_resume(self, key: str | None) -> str:
         """A process killed in its first second has a key, and trackio no row of it yet."""

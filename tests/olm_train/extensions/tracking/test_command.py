@@ -20,6 +20,7 @@ from support.tracked import (
     of_tensorboard,
     of_trackio,
     of_wandb,
+    records_of_wandb,
     same,
     write_log,
 )
@@ -67,10 +68,6 @@ def test_a_finished_run_is_brought_there_once_and_again_only_what_is_missing(
 
 
 def test_options_are_those_of_the_run_and_the_command(tmp_path: Path) -> None:
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
-
-    from olm_train.extensions.tracking.wandb import _records
-
     run = tmp_path / "run"
     write_log(run, range(1, 3))
     options = {
@@ -83,9 +80,7 @@ def test_options_are_those_of_the_run_and_the_command(tmp_path: Path) -> None:
     done = track(run, "--to", "wandb", "--name", "mine", LAB_API_KEY="abcdefgh12345678")
     assert done.returncode == 0, done.stderr
     (path,) = run.glob("wandb/offline-run-*/run-*.wandb")
-    for _, data in _records(path):
-        record = Record()
-        record.ParseFromString(data)
+    for record in records_of_wandb(path):
         if record.WhichOneof("record_type") == "run":
             break
     told = record.run

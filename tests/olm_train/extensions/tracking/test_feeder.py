@@ -32,7 +32,6 @@ class Memory(Tracker):
         self.alerts: list[tuple[str, str, Level]] = []
         self.asked: list[int] = []
         self.why: str | None = None
-        self.lost: Callable[[], int | None] = lambda: None
         self.ending: Ending | None = None
 
     def open(self, key: str | None, logged: int) -> str:
@@ -59,10 +58,9 @@ class Memory(Tracker):
         self.asked.append(self.rows[-1][0])
         return self.why
 
-    def close(self, ending: Ending) -> int | None:
+    def close(self, ending: Ending) -> None:
         self.fail("close")
         self.ending = ending
-        return self.lost()
 
 
 def fed(tracker: Tracker, folder: Path, said: list[str], step: int = 0, **more: object) -> Feeder:
@@ -312,29 +310,3 @@ def test_a_tracker_is_behind_until_it_has_every_line(tmp_path: Path) -> None:
     feeder = Feeder(Memory(), tmp_path, step=2, say=pytest.fail)  # killed before it was fed
     assert feeder.tracked is not None
     assert is_behind(tmp_path, "memory")
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_rows_that_a_client_lost_in_silence_are_brought_or_known_to_be_missing(
-    tmp_path: Path, again: bool
-) -> None:
-    said, write = list[str](), write_log
-    memory = Memory()
-
-    def lost() -> int | None:
-        if not (again or not said):
-            return None
-        memory.rows = memory.rows[:9]
-        return 9
-
-    memory.lost = lost
-    write(tmp_path, range(1, 20))
-    fed(memory, tmp_path, said).close("finished")
-    assert said[0].startswith("warning: memory: it has lost what came after step 9\n")
-    if again:
-        assert said[1].startswith("note: memory has surely taken 9 of 19 steps\n")
-        assert is_behind(tmp_path, "memory")
-        memory.lost = lambda: None
-        fed(memory, tmp_path, said, 19).close("finished")
-    assert len(said) == (2 if again else 1)
-    assert memory.rows == logged(tmp_path)
