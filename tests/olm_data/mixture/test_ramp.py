@@ -80,6 +80,10 @@ def test_a_ramp_is_one_stage_with_the_total_of_each_source() -> None:
     source = lock.schedule().locate(np.arange(3_000)).source
     totals = np.bincount(source).tolist()
     assert totals == [*warm.rows_by_source] == [375, 750, 1_875]  # book, code, web
+    tally = lock.tally(lock.schedule().locate(np.arange(3_100)))
+    assert tally == {("warm", "web"): 1_875, ("warm", "code"): 750, ("warm", "book"): 375} | {
+        ("end", "web"): 100
+    }
     assert set(source[:10].tolist()) == {2}
     assert np.bincount(source[-300:]).argmax() == 1
     shares = {s.source: (s.rows, s.share_wanted) for s in summarise(lock).stages[0].sources}
