@@ -65,7 +65,7 @@ def _option(name: str, said: str | None) -> Callable[[Any], Any]:
     return click.option(
         flag,
         name,
-        multiple=name == "slurm",
+        multiple=name in ("slurm", "decontaminate"),
         type=click.Choice(choices(kind)) if named else click.INT if number else None,
         help=help,
     )

@@ -86,6 +86,7 @@ def run(
     named = (*recipe.inputs, recipe.output or "", dataset or "")
     # a client of remote storage has a thread; and the second pass over a plan begins beside others
     fork = alone and not recipe.source and not recipe.dedup and not any(map(scheme_of, named))
+    fork = fork and recipe.like is None
     if recipe.runner == "local" and not dry_run:
         from olm_data.runners import fork_server
 
@@ -100,15 +101,16 @@ def run(
     from olm_data.sources.standard_input import spooled
     from olm_data.storage.store import Store
     from olm_data.tokenization.base_dataset import BaseDataset
+    from olm_data.tokenization.like import request_like
     from olm_data.tokenization.request import prepare, refuse_identical, require_own
 
     single = recipe.single_writer
-    if dataset is None:
+    if dataset is None and recipe.like is None:
         require_own(recipe)
     base = None if dataset is None else BaseDataset.open(dataset, single_writer=single)
     spool = spooled(recipe.inputs, recipe.format, recipe.runner, note)
     inputs: Sequence[str] = click.get_current_context().with_resource(spool)
-    request = prepare(recipe, inputs, base)
+    request = prepare(recipe, inputs, base) if recipe.like is None else request_like(recipe)
     if base is None and (recipe.tokenizer is None or recipe.output is None):
         name = printable(request.tokenizer.name)
         note(f"tokenizer {name}, output {printable(request.output)}")

@@ -14,13 +14,14 @@ from olm_data.tokenization.recipe import FieldValue, read_recipe
 @click.command()
 @click.argument("inputs", nargs=-1, metavar="[RECIPE.yaml] [INPUT]...")
 @recipe_options(
-    *("source", "subset", "root", "split", "tokenizer", "output", "format"),
+    *("source", "subset", "root", "split", "like", "tokenizer", "output", "format"),
     *("text_column", "id_column", "keep", "where", "exclude_ids", "sample", "seed", "filter"),
     *("limit", "shuffle_documents", "separator", "delimiter"),
     *RUN,
     *("encoder", "holdout", "shard_tokens", "container", "special", "eos", "bos"),
     *("chat_template", "train", "train_thinking", "train_ends", "max_tokens", "too_long"),
     *("on_invalid", "on_unknown", "max_bad", "single_writer", "dedup", "minhash"),
+    *("decontaminate", "decontaminate_ngram"),
     *("allow_duplicates", "strict_inputs"),
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and a sample; write nothing.")
@@ -40,5 +41,6 @@ def tokenize(
     olm-data tokenize data/*.parquet --text-column content --tokenizer ./my-tokenizer --output s3://b/x
     olm-data tokenize --source fineweb-edu        sample-10BT, gpt2, ./tokens/fineweb-edu-...
     olm-data tokenize recipe.yaml --workers 8     each option is a field of the file, too
+    olm-data tokenize --like ./tokens/books --tokenizer ./my-tokenizer --output ./tokens/books-mine
     """
     run_and_print(read_recipe(inputs, given), "tokenize", dry_run=dry_run, as_json=as_json)

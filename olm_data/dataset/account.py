@@ -43,6 +43,7 @@ SKIP_REASONS: dict[str, str] = {
     "too_long": "the conversation has more tokens than --max-tokens",
     "untrained": "no token of the conversation would be trained",
     "near_duplicate": "nearly the same text was read before (--dedup minhash)",
+    "contaminated": "it shares words in a row with evaluation texts (--decontaminate)",
     "unknown": "the tokenizer does not know a character or word of the text (--on-unknown drop)",
 }
 
@@ -51,6 +52,9 @@ NO_TOKENS = "no_tokens"
 
 REJECTED = "rejected"
 """Skip reason of `--filter`, alone or before the function's own: `rejected: too short`."""
+
+CONTAMINATED = "contaminated"
+"""Skip reason of `--decontaminate`."""
 
 INVALID = "invalid_utf8"
 """Drop reason that `--on-invalid` decides about."""

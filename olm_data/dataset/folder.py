@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Set
 
-from olm_data.dataset.manifest import EXCLUDED, JOB, MANIFEST, PLAN, VALIDATION
+from olm_data.dataset.manifest import EVAL_TEXTS, EXCLUDED, JOB, MANIFEST, PLAN, VALIDATION
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.storage.disk import refuse_file_above
 from olm_data.storage.names import is_working
 from olm_data.storage.output_paths import refuse_foreign
 from olm_data.storage.store import Store
 
-_FILES = {MANIFEST, PLAN, JOB, TOKENIZER, EXCLUDED}
+_FILES = {MANIFEST, PLAN, JOB, TOKENIZER, EXCLUDED, EVAL_TEXTS}
 _SHARD = re.compile(r"shard-\d{5,}\.(tokens\.(npy|bin)|ends\.npy|docs\.parquet|json)")
 
 

@@ -40,7 +40,7 @@ from olm_data.storage.names import refuse_escape
 from olm_data.storage.store import Store, read_json
 
 MANIFEST, PLAN, VALIDATION = "manifest.json", "plan.json", "validation"
-JOB, EXCLUDED = "job.json", "exclude-ids.npy"
+JOB, EXCLUDED, EVAL_TEXTS = "job.json", "exclude-ids.npy", "evaluation-texts.txt"
 MAX_IDS = 2 << 30
 """Bytes of the ids to leave out: 16 each."""
 

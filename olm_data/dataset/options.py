@@ -45,6 +45,8 @@ class Options(RecordOptions, frozen=True, kw_only=True, forbid_unknown_fields=Fa
         dedup: "exact" keeps only the first document in input order of each text, "minhash" of those
             that are nearly the same.
         minhash: bands of the signatures, and rows of each; None of another `dedup`.
+        decontaminate: sha256 of the evaluation texts, and how many words in a row no document
+            shares with them; None: it may.
         shuffle_documents: whether each shard's documents are shuffled, by `seed`.
         split: which split of the dataset this is; of a plan, which makes both, None.
     """
@@ -55,6 +57,7 @@ class Options(RecordOptions, frozen=True, kw_only=True, forbid_unknown_fields=Fa
     container: Container = "npy"
     dedup: Literal["exact", "minhash"] | None = None
     minhash: tuple[Size, Size] | None = None
+    decontaminate: tuple[str, Size] | None = None
     shuffle_documents: bool = False
     split: Split | None = None
 

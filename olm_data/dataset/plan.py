@@ -207,6 +207,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             return paths[0]
         return f"{paths[0]} to {paths[-1]} ({len(paths)} files)"
 
+    def by(self, settings: Settings) -> Plan:
+        """Return the plan with other settings: the same inputs, units and tasks."""
+        found = _digest(settings, self.inputs, self.units, self.tasks)
+        return msgspec.structs.replace(self, settings=settings, digest=found)
+
     def encode(self) -> bytes:
         """Return the bytes of `plan.json`."""
         plan = msgspec.to_builtins(self)

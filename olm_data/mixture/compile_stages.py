@@ -4,7 +4,7 @@
 
 A stage by shares takes as many rows as its tokens say, and its shares become counts per block. A
 stage by epochs, and one whose sources were capped, is a number of rows of each source: its counts
-draw exactly these, in several parts where no block does.
+draw exactly these, in several parts where no block does. A ramp is a part for each step (ramp.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from fractions import Fraction
 from olm_data.errors import UsageError
 from olm_data.mixture.lock_format import LockSource, LockStage, part_label
 from olm_data.mixture.manifest import Mixture
-from olm_data.mixture.stage_spec import StageSpec, capacity, fill, members
+from olm_data.mixture.ramp import Step, staircase
+from olm_data.mixture.stage_spec import Share, StageSpec, capacity, fill, leaves, members
 from olm_data.order.prp import MAX_ROWS
 from olm_data.order.schedule import Stage, rows_by_source
 from olm_data.order.slots import compile_shares, exact_parts, round_amounts, slot_table
@@ -80,7 +81,10 @@ def _by_shares(
             where=mixture.where("stages", index),
             fix="give the stage more tokens, or lower sequence_length",
         )
-    shares = [spec.shares.get(source.name, Fraction(0)) for source in sources]
+    shares = _shares(spec.tree, sources)
+    if spec.tree_to:
+        steps = staircase(shares, _shares(spec.tree_to, sources), rows)
+        return _parts(spec, sources, steps, spec.tokens, length)
     counts = compile_shares(shares).counts
     drawn = rows_by_source(Stage(rows, counts), slot_table(counts))
     if mixture.on_exhausted == "cap_and_redistribute":
@@ -132,16 +136,32 @@ def _exact(
     capped: Sequence[str] = (),
 ) -> list[LockStage]:
     """Return the parts of a stage that draw exactly `rows` of each source, `tokens` in all."""
+    steps = [Step(part, counts, tuple(wanted)) for part, counts in exact_parts(rows)]
+    return _parts(spec, sources, steps, tokens, length, capped)
+
+
+def _parts(
+    spec: StageSpec,
+    sources: Sequence[LockSource],
+    steps: Sequence[Step],
+    tokens: int,
+    length: int,
+    capped: Sequence[str] = (),
+) -> list[LockStage]:
     parts: list[LockStage] = []
-    total = sum(rows)
-    for part, counts in exact_parts(rows):
-        blocks = part // sum(counts)
-        drawn = tuple(blocks * count for count in counts)
-        rest = total - sum(stage.rows for stage in parts) - part
+    for step in steps:
+        blocks = step.rows // sum(step.counts)
+        drawn = tuple(blocks * count for count in step.counts)
         # whole rows but for the last part, which has what the stage's tokens leave over
-        here = tokens - sum(stage.tokens for stage in parts)
-        here = here if not rest else part * length
-        parts.append(_stage(spec, sources, part, here, counts, drawn, wanted, capped, len(parts)))
+        here = step.rows * length
+        if len(parts) == len(steps) - 1:
+            here = tokens - sum(stage.tokens for stage in parts)
+        parts.append(
+            _stage(
+                *(spec, sources, step.rows, here, step.counts, drawn, step.wanted),
+                *(capped, len(parts)),
+            )
+        )
     return parts
 
 
@@ -158,7 +178,7 @@ def _stage(
 ) -> LockStage:
     named, file = [source.name for source in sources], spec.weights_file
     return LockStage(
-        label=part_label(spec.name, part),
+        label=part_label(spec.name, part, bool(spec.tree_to)),
         part_of=spec.name if part else None,
         rows=rows,
         tokens=tokens,
@@ -170,9 +190,14 @@ def _stage(
         epochs=tuple(ratio(spec.epochs.get(n, Fraction(0))) for n in named) if spec.epochs else (),
         max_epochs={name: ratio(cap) for name, cap in sorted(spec.max_epochs.items())},
         capped=tuple(capped),
-        groups=members(spec.tree),
+        groups=members(spec.tree) | members(spec.tree_to),
         weights_file={"name": file[0], "sha256": file[1]} if file else {},
     )
+
+
+def _shares(tree: Sequence[Share], sources: Sequence[LockSource]) -> list[Fraction]:
+    found = leaves(tree)
+    return [found.get(source.name, Fraction(0)) for source in sources]
 
 
 def _left(spec: StageSpec, source: LockSource, taken: int) -> int:
@@ -235,7 +260,8 @@ def refuse_exhausted(
             where=", ".join(lines),
             why="on_exhausted is `error`: a run never repeats data more often than you allowed"
             if mixture.on_exhausted == "error"
-            else "a stage by epochs takes what it says, so no other source can take over",
+            else "a stage by epochs takes what it says, as does one with weights_to, so no other "
+            "source can take over",
             fix=f"set {', '.join(raised)}; or draw {', '.join(lowered)} (lower the weight, or "
             f"shorten the {'stages' if kept else 'run'} to about {int(fits):,} tokens)",
         )

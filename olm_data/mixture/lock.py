@@ -12,6 +12,7 @@ docs/reference/mixture.md is the specification.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from functools import partial
 from typing import Literal
 
@@ -26,11 +27,18 @@ from olm_data.dataset.manifest import decode_manifest, read_manifest
 from olm_data.dataset.shard import Verify
 from olm_data.decoding import convert
 from olm_data.errors import ConflictError, InputError, OlmError, ValidationError, quoted
-from olm_data.mixture.lock_format import LockFile, is_consistent, strange_name, take_order
+from olm_data.mixture.lock_format import (
+    LockFile,
+    ManifestStage,
+    is_consistent,
+    manifest_stages,
+    strange_name,
+    take_order,
+)
 from olm_data.order.base import Order
 from olm_data.order.orders import lock_key
 from olm_data.order.schedule import VERSION as ORDER
-from olm_data.order.schedule import Schedule, Stage
+from olm_data.order.schedule import RowOrigin, Schedule, Stage
 from olm_data.order.steps import order_digest
 from olm_data.packing.base import Packing
 from olm_data.packing.concat import StreamRows
@@ -96,6 +104,11 @@ class Lock(LockFile, frozen=True, kw_only=True):
         ]
         return self.schedule().rows_within(np.array(limits))
 
+    @property
+    def whole_stages(self) -> list[ManifestStage]:
+        """The stages of the manifest, in the order of the run: several parts of one are one."""
+        return manifest_stages(self)
+
     def digests(self, rows: int) -> list[str]:
         """Return the digests of the locks whose first `rows` rows are those of this one.
 
@@ -118,6 +131,16 @@ class Lock(LockFile, frozen=True, kw_only=True):
     def rows_drawn(self, source: int) -> int:
         """Return the rows that the run draws of the source of this index."""
         return sum(stage.rows_by_source[source] for stage in self.stages)
+
+    def tally(self, places: RowOrigin) -> dict[tuple[str, str], int]:
+        """Return how many rows are of each stage of the manifest and source, by their names."""
+        names = [stage.name for stage in self.stages]
+        whole = np.array([names.index(name) for name in names])  # its parts are one stage
+        pairs = zip(whole[places.stage].tolist(), places.source.tolist(), strict=True)
+        return {
+            (names[stage], self.sources[source].name): count
+            for (stage, source), count in sorted(Counter(pairs).items())
+        }
 
     def schedule(self) -> Schedule:
         """Return the order of all rows; slot tables are built when a stage is first touched."""

@@ -81,10 +81,11 @@ class LockStage(
 
     `rows` are rows of the lock's sequence length; `sequence_length` is the shorter one they are cut
     into, None where they stay whole. A stage of the manifest with exact numbers of rows may take
-    several; `wanted` is the share of all of them together.
+    several; `wanted` is the share of all of them together, of the steps of a ramp each one's own.
 
     Attributes:
-        label: its name in the file: NAME, NAME.rest, NAME.rest.rest for the parts of a stage.
+        label: its name in the file: NAME, NAME.rest, NAME.rest.rest for the parts of a stage; NAME,
+            NAME.2, NAME.3 for the steps of a ramp.
         part_of: of a part after the first, name of the stage of the manifest.
         epochs: "n/d" of each source, where the manifest asked for epochs.
         max_epochs: source -> "n/d", how often this stage alone may go through it.
@@ -110,7 +111,8 @@ class LockStage(
 
     def __post_init__(self) -> None:
         if self.part_of is not None and not (
-            self.part and self.label == part_label(self.name, self.part)
+            self.part
+            and self.label in {part_label(self.name, self.part, step) for step in (False, True)}
         ):
             raise ValueError("a part of a stage has another name than its stage")
 
@@ -122,7 +124,8 @@ class LockStage(
     @property
     def part(self) -> int:
         """Which part of that stage this is, from 0."""
-        return (len(self.label) - len(self.name)) // len(_REST)
+        behind = self.label[len(self.name) :]
+        return int(behind[1:]) - 1 if behind[1:].isdecimal() else len(behind) // len(_REST)
 
 
 class OlderLock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -161,9 +164,9 @@ class LockFile(
     extends: tuple[OlderLock, ...] = ()
 
 
-def part_label(stage: str, part: int) -> str:
-    """Return the label of part `part`, from 0, of a stage of the manifest."""
-    return stage + _REST * part
+def part_label(stage: str, part: int, step: bool = False) -> str:
+    """Return the label of part `part`, from 0, of a stage of the manifest; `step`: of a ramp."""
+    return f"{stage}.{part + 1}" if step and part else stage + _REST * part
 
 
 @dataclass(frozen=True)
@@ -194,13 +197,16 @@ class ManifestStage:
 
     @cached_property
     def wanted(self) -> tuple[Fraction, ...]:
-        """The share asked for of each source."""
-        return tuple(map(Fraction, self.parts[0].wanted))
+        """The share asked for of each source; of a ramp the mean."""
+        if len({part.wanted for part in self.parts}) == 1:
+            return tuple(map(Fraction, self.parts[0].wanted))
+        amounts = [[part.rows * Fraction(w) for w in part.wanted] for part in self.parts]
+        return tuple(sum(own, Fraction(0)) / self.rows for own in zip(*amounts, strict=True))
 
     @property
     def exact(self) -> bool:
-        """Whether the stage is a number of rows of each source, by epochs or after capping."""
-        return bool(self.parts[0].epochs or self.parts[0].capped)
+        """Whether the stage is a number of rows of each source: by epochs, capped, or a ramp."""
+        return bool(self.parts[0].epochs or self.parts[0].capped or len(self.parts) > 1)
 
     def compiled(self, index: int) -> Fraction:
         """Return the share that a source has in the long run of the stage."""

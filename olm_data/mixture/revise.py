@@ -302,7 +302,8 @@ def longer(lock: Lock, tokens: int, where: str) -> Lock:
             f"the last stage, {stage.name!r}, has an exact number of rows of each source and "
             "cannot go on",
             where=where,
-            why="it goes by epochs, or a source of it has given all that max_epochs allows",
+            why="it goes by epochs, its weights ramp, or a source of it has given all that "
+            "max_epochs allows",
             fix="add a stage to the manifest and run olm-data mix, or add one with weights and "
             "extend that",
         )

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from olm_data.config.convert import parse
-from olm_data.config.hints import Count, Reader
+from olm_data.config.hints import Count, Needs, Reader
 from olm_data.config.strict_yaml import MAX_BYTES
 from olm_data.config.values import KeyPath, Values
 from olm_data.counts import MAX_COUNT, MAX_SEQUENCE_LENGTH
@@ -203,6 +203,7 @@ class StageKeys:
         name: unique in the mixture.
         tokens: its length.
         weights: shares of sources and groups.
+        weights_to: the shares at the stage's end; they go there in a straight line.
         weights_file: file with them, YAML or JSON.
         tokens_from: tokens of each source or group.
         epochs: how often each source is gone through; the sizes of the sources are its length.
@@ -213,6 +214,7 @@ class StageKeys:
     name: Annotated[str, name_of("stage")]
     tokens: Count | None = None
     weights: Weights | None = None
+    weights_to: Annotated[Weights | None, Needs("weights", "weights_file")] = None
     weights_file: Annotated[str, Reader(_file_name, "a path", {"type": "string"})] | None = None
     tokens_from: Annotated[dict[str, Count], Meta(min_length=1)] | None = None
     epochs: Epochs | None = None
@@ -232,6 +234,7 @@ class StageSpec:
         max_epochs: how often the rows of a source may be drawn in this stage, where it says so.
         weights_file: name and sha256 of the file that the weights come from, or None.
         sequence_length: what its rows are cut into, None where they stay whole.
+        tree_to: as `tree`, at the end of a stage whose weights ramp; else empty.
     """
 
     name: str
@@ -241,6 +244,7 @@ class StageSpec:
     max_epochs: Mapping[str, Fraction]
     weights_file: tuple[str, str] | None
     sequence_length: int | None = None
+    tree_to: tuple[Share, ...] = ()
 
     @property
     def shares(self) -> dict[str, Fraction]:
@@ -359,6 +363,8 @@ def _stage(context: _Context, path: KeyPath, keys: StageKeys, longest: int) -> S
         else:
             weights = keys.weights or {}
             _check_weights(context, (*path, way), weights)
+        if keys.weights_to is not None:
+            _check_weights(context, (*path, "weights_to"), keys.weights_to)
     elif keys.tokens_from is not None:
         tokens = _tokens_from(context, path, keys, keys.tokens_from)
         weights = {name: Fraction(amount) for name, amount in keys.tokens_from.items()}
@@ -375,6 +381,7 @@ def _stage(context: _Context, path: KeyPath, keys: StageKeys, longest: int) -> S
         name=name,
         tokens=tokens,
         tree=expand(weights, context.groups),
+        tree_to=expand(keys.weights_to or {}, context.groups),
         epochs=epochs,
         max_epochs=_by_epochs(context, (*path, "max_epochs"), keys.max_epochs),
         weights_file=file,

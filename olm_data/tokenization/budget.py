@@ -48,6 +48,7 @@ _CURES = {
     "unsampled": "draw a larger --sample",
     "rejected": "look at the function of --filter: it keeps too little",
     "duplicate": "nothing: the dataset holds these texts already",
+    "contaminated": "look at the texts of --decontaminate, or raise --decontaminate-ngram",
     "unknown": "use a tokenizer that knows the text, or --on-unknown keep",
     "unencodable": "use a tokenizer that has ids for the text",
     "held_out": "hold out less: --holdout 0.01",

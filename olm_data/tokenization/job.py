@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from olm_data.config.import_path import is_import_path
 from olm_data.counts import MAX_COUNT
-from olm_data.dataset.account import InputAccount, dropped_of
+from olm_data.dataset.account import CONTAMINATED, InputAccount, dropped_of
 from olm_data.dataset.inputs import InputFile, ReadOptions
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.shard_writer import ShardWriter
@@ -33,6 +33,7 @@ from olm_data.select.selection import IdSet
 from olm_data.sources import current_revision, read_units
 from olm_data.sources.readers import chat_reader
 from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
+from olm_data.tokenization.decontaminate import EvalTexts, stored_texts
 from olm_data.tokenization.dedup import (
     find_keys,
     finish_keys,
@@ -47,8 +48,8 @@ from olm_data.tokenization.select_documents import stored_ids
 from olm_data.tokenization.task_results import TaskResult, finished_task, split_stores
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
-NEAR_DUPLICATES = "near-duplicates"
-"""Folder of the ids of the near-duplicates that were dropped, a file a task."""
+LISTED = {"near_duplicate": "near-duplicates", CONTAMINATED: "contaminated"}
+"""Reason -> folder of the ids of the documents that were dropped for it, a file a task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,15 @@ class PlanJob:
             ValidationError: they are not those of the plan.
         """
         return stored_ids(self.splits[0], self.read.exclude)
+
+    @cached_property
+    def evaluated(self) -> EvalTexts | None:
+        """The evaluation texts, read from the store once a process.
+
+        Raises:
+            ValidationError: they are not those of the plan.
+        """
+        return stored_texts(self.splits[0], self.plan.settings.decontaminate)
 
     def __getstate__(self) -> dict[str, Any]:
         stored = {field.name for field in fields(self)}  # not what is cached
@@ -214,7 +224,8 @@ class TokenizeJob(PlanJob):
             excluded=self.excluded and self.excluded.fresh(),
             drops=read_drops(self.splits[0], self.plan, task) if settings.dedup else None,
             drop_as="near_duplicate" if settings.minhash else "duplicate",
-            dropped_ids=[] if settings.minhash else None,
+            evaluated=self.evaluated,
+            listed={reason: [] for reason in LISTED},
             encoder=self.text_encoder,
             bos=self.tokenizer.bos,
             eos=self.tokenizer.eos,
@@ -253,9 +264,10 @@ class TokenizeJob(PlanJob):
             begun = perf_counter()
             with staged:
                 quarantine.publish()
-                if pipeline.dropped_ids:
-                    listed = "".join(f"{id}\n" for id in pipeline.dropped_ids).encode()
-                    self.splits[0].put(f"{NEAR_DUPLICATES}/{name}.txt", listed, limit=MAX_COUNT)
+                for reason, ids in pipeline.listed.items():
+                    if ids:
+                        lines = "".join(f"{id}\n" for id in ids).encode()
+                        self.splits[0].put(f"{LISTED[reason]}/{name}.txt", lines, limit=MAX_COUNT)
                 result = self._commit(writers, accounts)
             report(write_us=int((perf_counter() - begun) * 1e6))
             return result

@@ -27,7 +27,6 @@ MOST_NUMBERS = 4096
 _SEED = 1
 _WORD = re.compile(r"\w+")
 _FACTOR = 0x9E3779B97F4A7C15
-_POWERS = np.array([pow(_FACTOR, k, 1 << 64) for k in range(WORDS)], np.uint64)
 
 
 def parse_bands(text: str) -> tuple[int, int]:
@@ -49,10 +48,15 @@ def shingles(text: str) -> np.ndarray:
     """Return uint64 hashes of all five words in a row; of a shorter text, one of all words."""
     words = [word.encode() for word in _WORD.findall(text.lower()) or [text]]
     hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, words), np.uint64, len(words))
-    if len(hashes) < WORDS:
-        hashes = np.pad(hashes, (0, WORDS - len(hashes)))
-    windows = np.lib.stride_tricks.sliding_window_view(hashes, WORDS)
-    result: np.ndarray = (windows * _POWERS).sum(axis=1)
+    return window_hashes(np.pad(hashes, (0, max(WORDS - len(hashes), 0))), WORDS)
+
+
+def window_hashes(values: np.ndarray, length: int) -> np.ndarray:
+    """Return uint64 [k - length + 1]: hashes of all `length` values of uint64 [k] in a row."""
+    count = len(values) - length + 1
+    result = np.zeros(count, np.uint64)
+    for k in range(length):
+        result += values[k : k + count] * np.uint64(pow(_FACTOR, k, 1 << 64))
     return result
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from types import TracebackType
@@ -31,6 +31,7 @@ from olm_data.arrow_values import as_mask, numbers
 from olm_data.dataset.account import (
     BAD_LOCATIONS,
     BAD_REASONS,
+    CONTAMINATED,
     INVALID,
     NO_TOKENS,
     UNENCODABLE,
@@ -52,6 +53,7 @@ from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch, Drop
 from olm_data.sources.buffers import choose, without
 from olm_data.tokenization.batches import EncodedBatch, HashedBatch, delimit, document_rows
+from olm_data.tokenization.decontaminate import EvalTexts
 from olm_data.tokenization.quarantine import Quarantine
 
 T = TypeVar("T")
@@ -185,8 +187,9 @@ class Pipeline:
         excluded: the ids to leave out, which notes those that a record had; or None.
         drops: bool [d], which documents read are dropped as duplicates; None drops none.
         drop_as: the reason, a key of `SKIP_REASONS`.
-        dropped_ids: filled with the ids of these documents, of those that have one; None: nobody
-            asks for them.
+        evaluated: drops what shares words in a row with evaluation texts; None drops nothing.
+        listed: reason -> filled with the ids of the documents dropped for it, of those that have
+            one.
         encoder: what encodes.
         bos, eos: ids before / after each document, or None.
         holdout_below: documents whose content hash is below this are held out.
@@ -197,7 +200,8 @@ class Pipeline:
     excluded: IdSet | None
     drops: np.ndarray | None
     drop_as: str = "duplicate"
-    dropped_ids: list[str] | None = None
+    evaluated: EvalTexts | None = None
+    listed: Mapping[str, list[str]] = field(default_factory=dict)
     encoder: TextEncoder
     bos: int | None
     eos: int | None
@@ -260,11 +264,10 @@ class Pipeline:
                 first += batch.documents
                 if len(kept) < batch.documents:
                     break
-                if self.dropped_ids is not None and batch.ids is not None:
-                    ids = batch.ids.filter(as_mask(~kept)).to_pylist()
-                    self.dropped_ids.extend(id for id in ids if id is not None)
-                batch = choose(batch, kept, self.drop_as)
-                digests = np.frombuffer(digests, f"V{DIGEST_BYTES}")[kept].tobytes()
+                batch, digests = self._chosen(batch, digests, kept, self.drop_as)
+            if self.evaluated is not None:
+                kept = ~self.evaluated.found(batch, chats=self.read.chat is not None)
+                batch, digests = self._chosen(batch, digests, kept, CONTAMINATED)
             made = [HashedBatch(batch, digests)]
             del batch  # the text may be large: once it is encoded nobody has it
             yield made.pop()
@@ -275,6 +278,16 @@ class Pipeline:
                 why="the duplicates found the first time would not be those dropped now",
                 fix="once the input no longer changes, delete the output and run the command again",
             )
+
+    def _chosen(
+        self, batch: DocumentBatch, digests: bytes, kept: np.ndarray, reason: str
+    ) -> tuple[DocumentBatch, bytes]:
+        """Return the documents that are kept, and their digests; list those that are not."""
+        if reason in self.listed and batch.ids is not None:
+            ids = batch.ids.filter(as_mask(~kept)).to_pylist()
+            self.listed[reason].extend(id for id in ids if id is not None)
+        digests = np.frombuffer(digests, f"V{DIGEST_BYTES}")[kept].tobytes()
+        return choose(batch, kept, reason), digests
 
     def _encode(self, batches: Iterable[HashedBatch]) -> Generator[EncodedBatch, None, None]:
         """Yield the documents as ids: second stage."""

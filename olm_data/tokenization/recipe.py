@@ -94,12 +94,16 @@ class Recipe(SourceRequest, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Attributes:
         tokenizer: tokenizer.json, a folder with one, or a hub id.
         output: Folder or s3://bucket/prefix of the dataset.
+        like: Take the documents of this dataset, in its order, for another tokenizer.
         exclude_ids: Leave out the records whose ids are in this file.
         sample: Draw this share of the documents, by their text: 1%.
         seed: Seed of the sample and the shuffle.  [default: 0]
         limit: Stop after this many documents: 100K.
         dedup: Keep only the first document of each text, or of texts that are nearly the same.
         minhash: Bands and rows of the signatures of near-duplicates.
+        decontaminate: Drop what shares words in a row with these: text and JSONL files, eval sets.
+            May be repeated.
+        decontaminate_ngram: How many words in a row.
         eos: Token after each document, or none.
         bos: Token before each document.
         special: Text that spells a special token: ordinary text, the token itself, or an error.
@@ -129,12 +133,15 @@ class Recipe(SourceRequest, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
 
     # which records become documents
+    like: str | None = None
     exclude_ids: str | None = None
     sample: Sample | None = None
     seed: Annotated[int | None, Needs("sample", "shuffle_documents")] = None
     limit: Count | None = None
     dedup: Literal["exact", "minhash"] | None = None
     minhash: Annotated[str, Needs("dedup", value="minhash")] = "14x8"
+    decontaminate: tuple[str, ...] = ()
+    decontaminate_ngram: Annotated[int, Meta(ge=2, le=1000), Needs("decontaminate")] = 13
     # how they become tokens
     tokenizer: str | None = None
     eos: str = "auto"
@@ -225,8 +232,9 @@ def _count_from(folder: os.PathLike[str], data: dict[str, Any]) -> None:
         hub = name in ("tokenizer", "chat_template") and not path.startswith((".", "/", "~"))
         return path if hub and not os.path.exists(place) else place
 
-    for name in ("root", "exclude_ids", "tokenizer", "output", "chat_template"):
+    for name in ("root", "like", "exclude_ids", "tokenizer", "output", "chat_template"):
         if name in data:
             data[name] = below(name, data[name])
-    if isinstance(data.get("inputs"), list):
-        data["inputs"] = [below("inputs", item) for item in data["inputs"]]
+    for name in ("inputs", "decontaminate"):
+        if isinstance(data.get(name), list):
+            data[name] = [below(name, item) for item in data[name]]

@@ -31,6 +31,7 @@ from olm_data.sources.readers import chat_reader
 from olm_data.storage.names import is_unicode
 from olm_data.storage.output_paths import refuse_output
 from olm_data.tokenization.base_dataset import BaseDataset
+from olm_data.tokenization.decontaminate import EvalTexts, read_texts, stored_texts
 from olm_data.tokenization.near_duplicates import parse_bands
 from olm_data.tokenization.recipe import Recipe
 from olm_data.tokenization.select_documents import select_documents
@@ -48,6 +49,8 @@ class Request:
         source: the inputs it names and how to read them.
         tokenizer: the tokenizer it names, with its BOS and EOS rule.
         base: the dataset to add to, or None for a new one.
+        evaluated: texts that no document may share words in a row with, or None.
+        planned: the plan, where it is that of another dataset; None: it is made.
         notes: what the user should know before the work.
     """
 
@@ -55,6 +58,8 @@ class Request:
     source: SourcePlan
     tokenizer: TokenizerSpec
     base: BaseDataset | None = None
+    evaluated: EvalTexts | None = None
+    planned: Plan | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -89,6 +94,7 @@ class Request:
             container=recipe.container,
             dedup=recipe.dedup,
             minhash=parse_bands(recipe.minhash) if recipe.dedup == "minhash" else None,
+            decontaminate=self.evaluated and (self.evaluated.sha256, self.evaluated.n),
             shuffle_documents=recipe.shuffle_documents,
         )
 
@@ -98,6 +104,8 @@ class Request:
         Raises:
             InputError: there is no input, or one is named twice.
         """
+        if self.planned is not None:
+            return self.planned
         inputs, first = self.inputs, 0 if self.base is None else len(self.base.inputs)
         new = self.source.inputs
         if not new:
@@ -198,11 +206,15 @@ def prepare(recipe: Recipe, inputs: Sequence[str], base: BaseDataset | None = No
             libraries = (*source.options.libraries, f"rensa {version('rensa')}")
         options = msgspec.structs.replace(source.options, libraries=libraries)
         source = replace(source, options=options)
-    recipe = msgspec.structs.replace(recipe, output=output)
-    return Request(recipe=recipe, source=source, tokenizer=tokenizer)
+    recipe, evaluated = msgspec.structs.replace(recipe, output=output), None
+    if recipe.decontaminate:
+        evaluated = read_texts(recipe.decontaminate, recipe.decontaminate_ngram, tokenizer)
+    return Request(recipe=recipe, source=source, tokenizer=tokenizer, evaluated=evaluated)
 
 
 def _addition(recipe: Recipe, source: SourcePlan, base: BaseDataset) -> Request:
+    evaluated = stored_texts(base.store, base.options.decontaminate)
+
     def on(version: BaseDataset) -> Request:
         named = version.named_apart(source)
         notes = tuple(
@@ -212,7 +224,12 @@ def _addition(recipe: Recipe, source: SourcePlan, base: BaseDataset) -> Request:
             if new.path != old.path
         )
         return Request(
-            recipe=recipe, source=named, tokenizer=base.tokenizer, base=version, notes=notes
+            recipe=recipe,
+            source=named,
+            tokenizer=base.tokenizer,
+            base=version,
+            evaluated=evaluated,
+            notes=notes,
         )
 
     if base.before is not None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from olm_data.counts import counted, duration, scaled
 from olm_data.dataset.account import InputAccount, check_accounts
-from olm_data.dataset.manifest import EXCLUDED, MAX_IDS
+from olm_data.dataset.manifest import EVAL_TEXTS, EXCLUDED, MAX_IDS
 from olm_data.dataset.plan import TEXT_BYTES_PER_TOKEN, Plan, Version
 from olm_data.encoders import ParityReport, choose_encoder, known_encoder, likely_encoder
 from olm_data.errors import ResourceError
@@ -31,6 +31,7 @@ from olm_data.storage.lease import Lease
 from olm_data.storage.store import Store, absolute, create_json
 from olm_data.threads import in_order
 from olm_data.tokenization.budget import BudgetWatch, check_budget, check_valid
+from olm_data.tokenization.decontaminate import MAX_BYTES
 from olm_data.tokenization.dedup import drops_found, write_drops
 from olm_data.tokenization.job import FindDuplicates, TokenizeJob
 from olm_data.tokenization.request import Request
@@ -106,6 +107,9 @@ def write_shards(
         create_json(store, request.plan_name, plan.encode())
     if request.source.excluded is not None:
         store.put(EXCLUDED, request.source.excluded.to_npy(), limit=MAX_IDS)
+    if request.evaluated is not None:
+        progress.note(request.evaluated.self_test())
+        store.put(EVAL_TEXTS, request.evaluated.data, limit=MAX_BYTES)
     job = replace(job, encoder=proof.encoder, routed=proof.routed)
     if kept:
         progress.note(f"{kept} of {total} shards were finished before; they are kept")

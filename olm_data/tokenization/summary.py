@@ -313,6 +313,7 @@ def plan_lines(
         "holdout": f"{recipe.holdout or 'none'}",
         "not read": passed_lines(tally(request.source.passed)),
         **selection(request.source),
+        "decontaminate": request.evaluated and str(request.evaluated),
         "shuffle": None if recipe.shuffle is None else f"documents, seed {recipe.shuffle}",
         "runner": runner,
         "plan": plan.digest,

@@ -130,14 +130,15 @@ def _here(config: RunConfig) -> str:
 def _mixture(lock: Lock) -> Iterator[str]:
     yield f"lock {lock.digest[:16]}, sequence length {lock.sequence_length:,}, seed {lock.seed}"
     yield from table(lock.sources, "name=source", "tokens", "rows", "documents")
-    for stage, length in zip(lock.stages, lock.sequence_lengths, strict=True):
+    for stage in lock.whole_stages:
         shares = ", ".join(
             f"{source.name} {rows / stage.rows:.2%}"
             for source, rows in zip(lock.sources, stage.rows_by_source, strict=True)
         )
+        length = stage.parts[0].sequence_length or lock.sequence_length
         parts = lock.sequence_length // length
         cut = f", each as {parts:,} of {length:,} tokens" if parts > 1 else ""
-        yield f"stage {stage.label}: {stage.tokens:,} tokens, {stage.rows:,} rows{cut}: {shares}"
+        yield f"stage {stage.name}: {stage.tokens:,} tokens, {stage.rows:,} rows{cut}: {shares}"
 
 
 def _schedule(config: RunConfig, loader: DataLoader, mesh: Mesh) -> Iterator[str]:

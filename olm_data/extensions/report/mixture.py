@@ -178,23 +178,24 @@ def stages_section(lock: Lock) -> str:
     seen = [lengths[stage.name] for stage in stages]
     length = lock.sequence_length
     edges = np.cumsum([0, *(stage.rows * length for stage in stages)])
+    parts = np.cumsum([0, *(part.rows * length for part in lock.stages)])  # a ramp has many
     shares = np.array(
-        [[stage.rows_by_source[i] / stage.rows for stage in stages] for i in chosen]
-    )  # [sources, stages]
+        [[part.rows_by_source[i] / part.rows for part in lock.stages] for i in chosen]
+    )  # [sources, parts]
     names = [lock.sources[i].name for i in chosen]
     if len(chosen) < len(lock.sources):
         shares = np.vstack([shares, 1 - shares.sum(0)])
         names.append(f"{len(lock.sources) - len(chosen):,} more")
 
     def draw(axes: Axes) -> None:
-        bottom = np.zeros(len(stages))
+        bottom = np.zeros(len(lock.stages))
         for name, share in zip(names, 100 * shares, strict=True):
             style: dict[str, Any] = {
                 "color": source_colour(lock, name),
                 "edgecolor": "white",
                 "linewidth": 0.4,
             }
-            axes.bar(edges[:-1], share, np.diff(edges), bottom, label=name, align="edge", **style)
+            axes.bar(parts[:-1], share, np.diff(parts), bottom, label=name, align="edge", **style)
             bottom += share
         for stage, low, high in zip(stages, edges, edges[1:], strict=False):
             axes.text((low + high) / 2, 102, stage.name, ha="center", va="bottom", fontsize=8)

@@ -9,7 +9,6 @@ what was trained on. All texts are made harmless here; the page shows them as te
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -96,15 +95,13 @@ def step_documents(
             fix="olm-data verify RUN compares all of the log with the lock",
         )
     found = rows.schedule.locate(numbers)
-    lock = rows.lock
     costs = _Costs(ledger, step.step)
-    counts = Counter(zip(found.stage.tolist(), found.source.tolist(), strict=True))
     return StepDocuments(
         step=step.step,
         state=TRAINED if step.taken else NOT_TAKEN,
         sources=[
-            (printable(lock.stages[stage].name), printable(lock.sources[source].name), count)
-            for (stage, source), count in sorted(counts.items())
+            (printable(stage), printable(source), count)
+            for (stage, source), count in rows.lock.tally(found).items()
         ],
         rows=[_row(rows, int(number), most_text, costs) for number in numbers[:most_rows]],
         rows_of_step=len(numbers),

@@ -8,7 +8,6 @@ datasets; there is no index.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -275,12 +274,7 @@ class Batches:
 
     def sources(self, step: int) -> dict[tuple[str, str], int]:
         """Return the number of rows of a step (from 1) by their stage and source."""
-        lock, origin = self.rows.lock, self.rows.schedule.locate(self.steps.rows(step - 1))
-        pairs = zip(origin.stage.tolist(), origin.source.tolist(), strict=True)
-        return {
-            (lock.stages[stage].name, lock.sources[source].name): count
-            for (stage, source), count in sorted(Counter(pairs).items())
-        }
+        return self.rows.lock.tally(self.rows.schedule.locate(self.steps.rows(step - 1)))
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
