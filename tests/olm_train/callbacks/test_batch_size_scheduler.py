@@ -97,7 +97,7 @@ def test_verify_and_show_know_the_size_of_each_step(grown: Path, tiny_mixture: P
         assert result.exit_code == 0, result.output
         return result.output
 
-    assert "agrees: steps 1 to 11," in olm_data("verify", str(grown))
+    assert olm_data("verify", str(grown)).startswith("agrees           yes\n")
     for step, rows in ((5, 8), (6, 16), (9, 32)):
         command = ["show", "step", str(tiny_mixture), str(step), "--run", str(grown)]
         view = json.loads(olm_data(*command, "--world", "2", "--json"))
