@@ -14,6 +14,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from olm_data.counts import counted
+from olm_data.errors import StorageError, typed
 from olm_data.extensions.watching.follow import LoggedStep
 from olm_data.extras import needs
 from olm_train.extensions.tracking.base import Ending, Level, TrackedRun, Tracker
@@ -63,6 +65,7 @@ class TrackioTracker(Tracker):
         self._told, self._group = run, group
         self._run: Run | None = None
         self._last: int | None = None
+        self._sent = range(0)  # steps since it was opened
 
     def open(self, key: str | None, logged: int) -> str:
         with needs("the tracker trackio"):
@@ -103,6 +106,8 @@ class TrackioTracker(Tracker):
         assert self._run is not None
         for step in steps:
             self._run.log(dict(step.metrics), step=step.step)
+            first = self._sent.start if self._sent else step.step
+            self._sent = range(first, max(self._sent.stop, step.step + 1))
 
     def alert(self, title: str, text: str, level: Level) -> None:
         from trackio import AlertLevel
@@ -112,7 +117,22 @@ class TrackioTracker(Tracker):
             self._run.alert(title, text, AlertLevel(level))
 
     def close(self, ending: Ending) -> None:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        id, sent, self._sent = "" if self._run is None else self._run.id, self._sent, range(0)
         self._finish()
+        if not sent or any(os.environ.get(name) for name in SERVERS):
+            return
+        path = SQLiteStorage.get_project_db_path(self._told.project)
+        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as file:
+            lost = len(sent) - len(set(sent) & {*_steps(file, id)})
+        if lost:
+            raise StorageError(
+                f"trackio's client dropped {counted(lost, 'row')}, as on a full disk",
+                where=str(path),
+                fix=f"make room there, then: olm-train track {typed(str(self._told.folder))} "
+                "--to trackio",
+            )
 
     def _how_to_resume(self, key: str | None) -> str:
         """A process killed in its first second has a key, and trackio no row of it yet."""

@@ -50,6 +50,7 @@ LOSES = """
 import os, sqlite3, sys
 from pathlib import Path
 from support.polling import wait_until
+from olm_data.errors import StorageError
 from olm_data.extensions.watching.follow import StepReader
 from olm_train.extensions.tracking.trackio import TrackioCallback
 callback, folder = TrackioCallback(project="lab"), Path(sys.argv[1])
@@ -66,7 +67,12 @@ def count():
 wait_until(lambda: path.exists() and count() == 9, "rows")
 with sqlite3.connect(path) as file:  # the client only warns of rows that a full disk refuses
     file.execute("DELETE FROM metrics WHERE step IN (4, 5)")
-tracker.close("finished")
+try:
+    tracker.close("finished")
+except StorageError as error:
+    assert "dropped 2 rows" in error.what
+else:
+    sys.exit("nothing was said of rows that are not there")
 assert tracker.open(key, 9) == key
 assert tracker.truncate(9) == 3
 tracker.log(list(StepReader(folder, 4).read(complete=True)))
