@@ -73,9 +73,9 @@ def test_there_and_back(
     with HubStub(tmp_path / "hub").running() as stub:
         for name, value in stub.environment(tmp_path / "home").items():
             monkeypatch.setenv(name, value)
-        pushed = olm_data("push", hf, address)
+        pushed = olm_data("push", hf, address, "--json")
         assert pushed.returncode == 0, pushed.stderr
-        commit = pushed.stdout.split()[-1]
+        commit = json.loads(pushed.stdout)["commit"]
         pulled = olm_data("pull", address, copy)
         assert pulled.returncode == 0, pulled.stderr
         killed = signal.SIGKILL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -36,9 +37,9 @@ def test_a_run_on_the_hub_is_that_on_the_disk(
     with HubStub(tmp_path / "hub").running() as stub:
         for name, value in stub.environment(tmp_path / "home").items():
             monkeypatch.setenv(name, value)
-        pushed = olm_data("push", tmp_path / "prose", "hf://datasets/lab/prose")
+        pushed = olm_data("push", tmp_path / "prose", "hf://datasets/lab/prose", "--json")
         assert pushed.returncode == 0, pushed.stderr
-        commit = pushed.stdout.split()[-1]
+        commit = json.loads(pushed.stdout)["commit"]
         for name, data in (
             ("disk", str(tmp_path / "prose")),
             ("hub-run", f"hf://datasets/lab/prose@{commit}"),
