@@ -335,8 +335,3 @@ def shortened(text: str, width: int) -> str:
     left = (width - 1) // 2
     right = set_cell_size(text[::-1], width - 1 - left)[::-1]  # cells from the end
     return f"{set_cell_size(text, left)}\u2026{right}"
-
-
-def shortened_end(text: str, width: int) -> str:
-    """Return text cut at its end to at most `width` cells of a terminal."""
-    return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "\u2026"

@@ -56,11 +56,9 @@ class Group:
     def token_ends(self) -> list[int]:
         """Return the tokens up to the end of each group."""
         tokens = {int(s.name.removeprefix("shard-")): s.tokens for s in self.manifest.shards}
-        ends = [sum(n for shard, n in tokens.items() if shard < end) for end in self._borders()]
-        return [*ends[:-1], self.manifest.totals.tokens]
-
-    def _borders(self) -> list[int]:
-        return [border(number) for number in range(1, self.number + 1)]
+        borders = map(border, range(1, self.number))
+        ends = [sum(n for shard, n in tokens.items() if shard < end) for end in borders]
+        return [*ends, self.manifest.totals.tokens]
 
 
 def border(group: int) -> int:

@@ -27,14 +27,7 @@ from olm_data.dataset.manifest import decode_manifest, read_manifest
 from olm_data.dataset.shard import Verify
 from olm_data.decoding import convert
 from olm_data.errors import ConflictError, InputError, OlmError, ValidationError, quoted
-from olm_data.mixture.lock_format import (
-    LockFile,
-    ManifestStage,
-    is_consistent,
-    manifest_stages,
-    strange_name,
-    take_order,
-)
+from olm_data.mixture.lock_format import LockFile, is_consistent, strange_name, take_order
 from olm_data.order.base import Order
 from olm_data.order.orders import lock_key
 from olm_data.order.schedule import VERSION as ORDER
@@ -103,11 +96,6 @@ class Lock(LockFile, frozen=True, kw_only=True):
             for index, source in enumerate(self.sources)
         ]
         return self.schedule().rows_within(np.array(limits))
-
-    @property
-    def whole_stages(self) -> list[ManifestStage]:
-        """The stages of the manifest, in the order of the run: several parts of one are one."""
-        return manifest_stages(self)
 
     def digests(self, rows: int) -> list[str]:
         """Return the digests of the locks whose first `rows` rows are those of this one.

@@ -14,7 +14,5 @@ step "1/2 mix 40/60"
 olm-data mix mix.yaml --output out/mixture.lock.json
 
 step "2/2 train on two ranks"
-dtype=float32  # without such instructions products in bfloat16 take some fifty times as long
-if grep -qsw -e avx512_bf16 -e amx_bf16 -e bf16 /proc/cpuinfo; then dtype=bfloat16; fi
 OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" \
-  torchrun --nproc-per-node=2 -m olm_train.run train.yaml --train_module.dp_config.param_dtype="$dtype"
+  torchrun --nproc-per-node=2 -m olm_train.run train.yaml

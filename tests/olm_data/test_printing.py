@@ -25,7 +25,6 @@ from olm_data.printing import (
     lines,
     record,
     shortened,
-    shortened_end,
     table,
 )
 
@@ -53,11 +52,6 @@ def test_columns_may_all_stand_at_the_left_and_no_cell_is_markup() -> None:
         "fail  c        [/] " + "x" * 300,
     ]
     assert aligned([]) == []
-
-
-@given(st.text(max_size=40).map(printable), st.integers(1, 50))
-def test_a_text_cut_at_its_end_fits(text: str, width: int) -> None:
-    assert cell_len(shortened_end(text, width)) <= width
 
 
 class Row(msgspec.Struct, kw_only=True):
