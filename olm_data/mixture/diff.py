@@ -19,7 +19,7 @@ import numpy as np
 
 from olm_data.counts import counted
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.lock_format import OlderLock, manifest_stages
+from olm_data.mixture.lock_format import OlderLock
 from olm_data.order.base import Order
 from olm_data.order.schedule import sample_rows, schedule_sha256
 
@@ -131,7 +131,7 @@ def _described(lock: Lock) -> tuple[Fields, dict[str, Fields], dict[str, Fields]
     run |= {"packing": lock.packing.name, "tokenizer": lock.tokenizer.sha256}
     names = [source.name for source in lock.sources]
     stages = {}
-    for stage in manifest_stages(lock):
+    for stage in lock.manifest_stages:
         length = stage.parts[0].sequence_length or lock.sequence_length
         fields = {"tokens": stage.tokens, "rows": stage.rows, "sequence_length": length}
         drawn = zip(names, stage.wanted, stage.rows_by_source, strict=True)

@@ -163,6 +163,16 @@ class LockFile(
     digest: str
     extends: tuple[OlderLock, ...] = ()
 
+    @property
+    def manifest_stages(self) -> list[ManifestStage]:
+        """The stages of the manifest, their parts together, in the order of the run."""
+        found: list[list[LockStage]] = []
+        for stage in self.stages:
+            if not stage.part:
+                found.append([])
+            found[-1].append(stage)
+        return [ManifestStage(tuple(parts)) for parts in found]
+
 
 def part_label(stage: str, part: int, step: bool = False) -> str:
     """Return the label of part `part`, from 0, of a stage of the manifest; `step`: of a ramp."""
@@ -213,16 +223,6 @@ class ManifestStage:
         if self.exact:
             return Fraction(self.rows_by_source[index], self.rows)
         return Fraction(self.parts[0].counts[index], self.parts[0].block)
-
-
-def manifest_stages(lock: LockFile) -> list[ManifestStage]:
-    """Return the stages of a lock with their parts together, in the order of the run."""
-    found: list[list[LockStage]] = []
-    for stage in lock.stages:
-        if not stage.part:
-            found.append([])
-        found[-1].append(stage)
-    return [ManifestStage(tuple(parts)) for parts in found]
 
 
 def take_order(content: JsonObject) -> Order:

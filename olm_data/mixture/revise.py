@@ -23,7 +23,7 @@ from olm_data.errors import UsageError, ValidationError, typed
 from olm_data.mixture.compile_stages import compile_stages, refuse_exhausted, rows_between
 from olm_data.mixture.diff import continued
 from olm_data.mixture.lock import Lock, split
-from olm_data.mixture.lock_format import LockSource, LockStage, manifest_stages
+from olm_data.mixture.lock_format import LockSource, LockStage
 from olm_data.mixture.manifest import Mixture
 from olm_data.mixture.mix import MANIFESTS, MixPlan, MixResult
 from olm_data.order.schedule import Stage, rows_by_source
@@ -296,7 +296,7 @@ def longer(lock: Lock, tokens: int, where: str) -> Lock:
         UsageError: the last stage is a fixed number of rows, the tokens add no row, or a source
             would be drawn beyond its `max_epochs`.
     """
-    stage = manifest_stages(lock)[-1]
+    stage = lock.manifest_stages[-1]
     if stage.exact:
         raise UsageError(
             f"the last stage, {stage.name!r}, has an exact number of rows of each source and "

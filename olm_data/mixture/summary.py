@@ -18,7 +18,7 @@ import numpy as np
 from olm_data.counts import counted
 from olm_data.dataset.view import ViewInfo
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.lock_format import LockSource, LockStage, ManifestStage, manifest_stages
+from olm_data.mixture.lock_format import LockSource, LockStage, ManifestStage
 from olm_data.order.slots import FIRST_BLOCK, MAX_BLOCK, TOLERANCE
 from olm_data.printing import Columns, Loss, Share, ShareError, fitted, table
 from olm_data.storage.store import is_remote
@@ -119,7 +119,7 @@ def summarise(lock: Lock) -> Summary:
         rows=lock.total_rows,
         tokens=lock.total_rows * lock.sequence_length,
         order=lock.order.name,
-        stages=[_stage(lock, stage) for stage in manifest_stages(lock)],
+        stages=[_stage(lock, stage) for stage in lock.manifest_stages],
         sources=[_source(lock, index, source) for index, source in enumerate(lock.sources)],
         warnings=warnings(lock),
     )
@@ -198,7 +198,7 @@ def warnings(lock: Lock) -> list[str]:
                 f"source {source.name!r}: {source.view.ids_unmatched:,} of the "
                 f"{source.view.ids:,} ids to exclude match no document"
             )
-    for stage in manifest_stages(lock):
+    for stage in lock.manifest_stages:
         errors = []
         for index, source in enumerate(lock.sources):
             wanted = stage.wanted[index]
@@ -258,7 +258,7 @@ def explain(lock: Lock) -> list[str]:
     lines = [f"sources, S = {lock.sequence_length:,}, packing {lock.packing.name}"]
     lines += fitted(_SOURCES, rows, left=(0, 1, 3), indent="  ")
     start, taken = 0, [0] * len(lock.sources)
-    for stage in manifest_stages(lock):
+    for stage in lock.manifest_stages:
         part, end = stage.parts[0], start + stage.tokens
         how = f"floor({end:,} / S) - floor({start:,} / S)"
         if part.epochs:
@@ -385,7 +385,7 @@ def tree(lock: Lock) -> list[TreeStage]:
         TreeStage(
             name=stage.name, rows=stage.rows, tokens=stage.tokens, members=_members(lock, stage)
         )
-        for stage in manifest_stages(lock)
+        for stage in lock.manifest_stages
     ]
 
 

@@ -18,7 +18,6 @@ from olm_data.counts import counted, duration
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ValidationError, printable
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.lock_format import manifest_stages
 from olm_data.mixture.shared import warnings_of_held_out
 from olm_data.printing import aligned, table
 from olm_data.rows.views import LockRows
@@ -131,7 +130,7 @@ def _here(config: RunConfig) -> str:
 def _mixture(lock: Lock) -> Iterator[str]:
     yield f"lock {lock.digest[:16]}, sequence length {lock.sequence_length:,}, seed {lock.seed}"
     yield from table(lock.sources, "name=source", "tokens", "rows", "documents")
-    for stage in manifest_stages(lock):
+    for stage in lock.manifest_stages:
         shares = ", ".join(
             f"{source.name} {rows / stage.rows:.2%}"
             for source, rows in zip(lock.sources, stage.rows_by_source, strict=True)

@@ -14,7 +14,6 @@ import numpy as np
 
 from olm_data.counts import scaled
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.lock_format import manifest_stages
 from olm_data.mixture.summary import TreeNode, summarise, tree, walk
 from olm_data.page import (
     COLOURS,
@@ -173,7 +172,7 @@ def _line(lock: Lock, depth: int, node: TreeNode) -> dict[str, Any]:
 
 def stages_section(lock: Lock) -> str:
     """Return the run as a strip over its tokens: each stage as wide as it is long."""
-    chosen, stages = largest(lock), manifest_stages(lock)
+    chosen, stages = largest(lock), lock.manifest_stages
     lengths = dict(zip((s.name for s in lock.stages), lock.sequence_lengths, strict=True))
     seen = [lengths[stage.name] for stage in stages]
     length = lock.sequence_length
@@ -229,7 +228,7 @@ _DRAWN = ("source", "tokens_available", "tokens=tokens drawn", "epochs", "max_ep
 
 def epochs_section(lock: Lock) -> str:
     """Return how often each source is seen, by stage, and the most the manifest allows."""
-    chosen, stages, drawn = largest(lock), manifest_stages(lock), summarise(lock).sources
+    chosen, stages, drawn = largest(lock), lock.manifest_stages, summarise(lock).sources
     names = [lock.sources[i].name for i in chosen]
     limits = [drawn[i].max_epochs for i in chosen]
     epochs = np.array(

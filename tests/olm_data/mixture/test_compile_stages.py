@@ -15,7 +15,6 @@ from support.stand_in import parse_mixture, stand_in_dataset
 from olm_data.errors import UsageError, ValidationError
 from olm_data.extensions.verify.training import verify_training
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.lock_format import manifest_stages
 from olm_data.mixture.mix import MixPlan
 from olm_data.mixture.summary import summarise, warnings
 from olm_data.run_log.log import RunLog, Start
@@ -39,7 +38,7 @@ def locked(sources: dict[str, tuple[int, str]], rest: str, on: str = "error") ->
 def drawn(lock: Lock) -> list[dict[str, int]]:
     """Return the rows of each source, stage by stage, counted in the schedule itself."""
     place = lock.schedule().locate(np.arange(lock.total_rows))
-    starts = np.cumsum([0, *(stage.rows for stage in manifest_stages(lock))])
+    starts = np.cumsum([0, *(stage.rows for stage in lock.manifest_stages)])
     names = [source.name for source in lock.sources]
     return [
         dict(zip(names, np.bincount(place.source[a:b], minlength=len(names)).tolist(), strict=True))
@@ -82,7 +81,7 @@ def test_epochs_of_a_stage_that_fits_no_block_are_exact_too() -> None:
     apart = msgspec.structs.replace(apart, digest=apart.compute_digest())
     with pytest.raises(ValidationError, match="its numbers do not fit"):
         Lock.decode(apart.encode(), "x.lock.json")
-    assert [s.rows_by_source for s in manifest_stages(lock)] == [(299_973, 1_500_007), (0, 100)]
+    assert [s.rows_by_source for s in lock.manifest_stages] == [(299_973, 1_500_007), (0, 100)]
     for stage in lock.stages:  # whole blocks: what is drawn is a multiple of the counts
         assert divmod(stage.rows, stage.block)[1] == 0
     numbers = summarise(lock).stages

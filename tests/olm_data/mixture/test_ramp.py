@@ -14,7 +14,6 @@ from olm_data.errors import UsageError
 from olm_data.extensions.report.mixture import stages_section
 from olm_data.mixture import ramp
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.lock_format import manifest_stages
 from olm_data.mixture.mix import MixPlan
 from olm_data.mixture.ramp import staircase
 from olm_data.mixture.revise import longer, revised
@@ -73,7 +72,7 @@ def test_every_prefix_of_a_ramp_is_its_integral(
 
 def test_a_ramp_is_one_stage_with_the_total_of_each_source() -> None:
     lock = locked(f"{WARM}, {{name: end, tokens: 1K, weights: {{web: 1}}}}")
-    warm, end = manifest_stages(lock)
+    warm, end = lock.manifest_stages
     assert (warm.rows, warm.tokens, end.rows) == (3_000, 30_000, 100)
     assert [part.label for part in warm.parts[:3]] == ["warm", "warm.2", "warm.3"]
     assert len(warm.parts) == ramp.STEPS
@@ -103,7 +102,7 @@ def test_a_ramp_is_cut_by_a_revision_and_cannot_be_extended() -> None:
         "stages: [{name: other, tokens: 1K, weights: {code: 1}}]\n"
     )
     cut = revised(MixPlan(mixture, {"code": stand_in_dataset("code", 10_001)}), lock, 1_234)
-    assert [(s.name, s.rows) for s in manifest_stages(cut)] == [("warm", 1_234), ("other", 100)]
+    assert [(s.name, s.rows) for s in cut.manifest_stages] == [("warm", 1_234), ("other", 100)]
     rows = np.arange(1_234)
     old, now = (each.schedule().locate(rows) for each in (lock, cut))
     assert [lock.sources[s].name for s in old.source] == [cut.sources[s].name for s in now.source]
