@@ -92,11 +92,16 @@ def rest_of(module: TransformerTrainModule) -> Run:
     return train(module, rows_of(module), steps=[3, 4])
 
 
-def next_of(module: TransformerTrainModule, folder: Path, saved: str | None) -> tuple[str, float]:
-    """Digest of weights and optimiser that a layout saved, and the loss of the step after it."""
+def state_of(module: TransformerTrainModule, folder: Path, saved: str | None) -> str:
+    """Digest of weights and optimiser of a module that got what a layout saved."""
     state = full(load(module, folder / str(saved)))
     tensors = {f"{part}.{name}": each for part in state for name, each in state[part].items()}
-    return digest(tensors), train(module, rows_of(module), steps=[3]).losses[0]
+    return digest(tensors)
+
+
+def next_of(module: TransformerTrainModule) -> float:
+    """The loss of the step after what was saved."""
+    return train(module, rows_of(module), steps=[3]).losses[0]
 
 
 def begun(layout: str | None, model: str, folder: Path) -> tuple[Run, Run]:
@@ -116,7 +121,7 @@ def all_checks(folder: str, model: str, how: Sequence[str]) -> dict[Any, Any]:
 
     Returns:
         "run", layout, how: three steps. "begun", layout: see `begun`. "from", saved, layout: see
-        `next_of`.
+        `state_of`. "next", layout: the layout that saved, and `next_of` what it saved.
     """
     results: dict[Any, Any] = {}
     names = layouts_of(model, dist.get_world_size())
@@ -124,8 +129,9 @@ def all_checks(folder: str, model: str, how: Sequence[str]) -> dict[Any, Any]:
         for each in how:
             results["run", name, each] = run_of(name, model, each)
         results["begun", name] = begun(name, model, Path(folder))
-    for name in names:
+    for number, name in enumerate(names):
         module = of(name, model)
-        for saved in (None, *names):
-            results["from", saved, name] = next_of(module, Path(folder), saved)
+        for saved in (None, *names[number:], *names[:number]):
+            results["from", saved, name] = state_of(module, Path(folder), saved)
+        results["next", name] = saved, next_of(module)
     return results
