@@ -15,6 +15,7 @@ from support.expert_ranks import of_experts
 from support.training import MODEL, ROWS, Run, build, digest, full, load, save, train
 
 from olm_train.distributed.world import World
+from olm_train.model.shards import local_blocks
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import (
     ContextParallelConfig,
@@ -92,15 +93,24 @@ def rest_of(module: TransformerTrainModule) -> Run:
     return train(module, rows_of(module), steps=[3, 4])
 
 
-def state_of(module: TransformerTrainModule, folder: Path, saved: str | None) -> str:
-    """Digest of weights and optimiser of a module that got what a layout saved."""
-    state = full(load(module, folder / str(saved)))
-    tensors = {f"{part}.{name}": each for part in state for name, each in state[part].items()}
-    return digest(tensors)
+def state_of(module: TransformerTrainModule) -> str:
+    """Digest of weights and optimiser; every rank calls it."""
+    state = full(module)
+    return digest({f"{part}.{name}": each for part in state for name, each in state[part].items()})
+
+
+def holds(module: TransformerTrainModule, state: dict[str, dict[str, torch.Tensor]]) -> bool:
+    """Whether this rank's parts of weights and optimiser are those of a whole state, bit by bit."""
+    return all(
+        torch.equal(part.cpu(), state[kind][name][where])
+        for kind, tensors in module.state_dict().items()
+        for name, tensor in tensors.items()
+        for part, where in local_blocks(tensor)
+    )
 
 
 def next_of(module: TransformerTrainModule) -> float:
-    """The loss of the step after what was saved."""
+    """The loss of the third step."""
     return train(module, rows_of(module), steps=[3]).losses[0]
 
 
@@ -120,8 +130,9 @@ def all_checks(folder: str, model: str, how: Sequence[str]) -> dict[Any, Any]:
     """Run every check on this rank; `folder` holds the checkpoint of one rank, and gets ours.
 
     Returns:
-        "run", layout, how: three steps. "begun", layout: see `begun`. "from", saved, layout: see
-        `state_of`. "next", layout: the layout that saved, and `next_of` what it saved.
+        "run", layout, how: three steps. "begun", layout: see `begun`. "from", saved, layout:
+        whether this rank's parts are right. "next", layout: the last layout that saved, the digest
+        of what all ranks have from it, and the loss of the step after it.
     """
     results: dict[Any, Any] = {}
     names = layouts_of(model, dist.get_world_size())
@@ -129,9 +140,12 @@ def all_checks(folder: str, model: str, how: Sequence[str]) -> dict[Any, Any]:
         for each in how:
             results["run", name, each] = run_of(name, model, each)
         results["begun", name] = begun(name, model, Path(folder))
+    alone = of(None, model)
+    wholes = {saved: full(load(alone, Path(folder) / str(saved))) for saved in (None, *names)}
     for number, name in enumerate(names):
         module = of(name, model)
         for saved in (None, *names[number:], *names[:number]):
-            results["from", saved, name] = state_of(module, Path(folder), saved)
-        results["next", name] = saved, next_of(module)
+            load(module, Path(folder) / str(saved))
+            results["from", saved, name] = holds(module, wholes[saved])
+        results["next", name] = saved, state_of(module), next_of(module)
     return results
