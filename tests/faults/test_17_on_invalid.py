@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def test_the_command_exits_4_or_says_how_many_it_mended(
     assert "a.jsonl, byte 16" in stopped.stderr
     mended = olm_data(*words, "--output", "y", "--on-invalid", "replace", folder=tmp_path)
     assert mended.returncode == 0, mended.stderr
-    assert "replaced    2 documents" in mended.stdout
+    assert re.search(r"^replaced +2$", mended.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("policy", ["skip", "replace", "error"])
