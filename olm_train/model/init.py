@@ -143,12 +143,13 @@ def init_parameters(model: Decoder, seed: int, *, threads: int | None = None) ->
     (norm weights) ones, or zeros where they are added to 1.
     Matrices are normal with deviation `init_std`, truncated at 3 deviations; those that write to
     the residual stream are scaled by 1 / sqrt(2 n_layers), so that the stream's variance does not
-    grow with depth (Radford et al., 2019).
+    grow with depth (Radford et al., 2019). A parametrization multiplies the deviation.
 
     Args:
         threads: that draw at a time, no matter for the values; default: as many as torch uses.
     """
     config, pieces = model.config, deque[_Piece]()
+    scaling = config.scaling
     for module in model.modules():
         if isinstance(module, Router) and module.bias is not None:
             module.bias.zero_()
@@ -158,6 +159,7 @@ def init_parameters(model: Decoder, seed: int, *, threads: int | None = None) ->
             continue
         residual = name.endswith(RESIDUAL_OUTPUTS)
         std = config.init_std / (math.sqrt(2 * config.n_layers) if residual else 1)
+        std *= scaling.init(name)
         rows = config.vocab_size if name in VOCABULARY_TABLES else parameter.shape[0]
         pieces.extend(_pieces(parameter, rows, parameter_key(seed, name), std))
     _draw_all(pieces, threads)
