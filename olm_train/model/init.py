@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from olm_train.model.config import VOCABULARY_TABLES
+from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.mixture import Router
 from olm_train.model.shards import local_blocks
@@ -135,6 +135,13 @@ def parameter_key(seed: int, name: str) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
+def initial_std(config: DecoderConfig, name: str) -> float:
+    """Return the standard deviation of the initial values of a matrix, before they are cut off."""
+    residual = name.endswith(RESIDUAL_OUTPUTS)
+    std = config.init_std / (math.sqrt(2 * config.n_layers) if residual else 1)
+    return std * config.scaling.init(name)
+
+
 @torch.no_grad()
 def init_parameters(model: Decoder, seed: int, *, threads: int | None = None) -> None:
     """Fill every parameter of `model`, whole or sharded (DTensor), without communication.
@@ -149,7 +156,6 @@ def init_parameters(model: Decoder, seed: int, *, threads: int | None = None) ->
         threads: that draw at a time, no matter for the values; default: as many as torch uses.
     """
     config, pieces = model.config, deque[_Piece]()
-    scaling = config.scaling
     for module in model.modules():
         if isinstance(module, Router) and module.bias is not None:
             module.bias.zero_()
@@ -157,11 +163,10 @@ def init_parameters(model: Decoder, seed: int, *, threads: int | None = None) ->
         if parameter.ndim == 1:
             parameter.fill_(0.0 if name.endswith(".bias") else config.norm.initial_weight)
             continue
-        residual = name.endswith(RESIDUAL_OUTPUTS)
-        std = config.init_std / (math.sqrt(2 * config.n_layers) if residual else 1)
-        std *= scaling.init(name)
         rows = config.vocab_size if name in VOCABULARY_TABLES else parameter.shape[0]
-        pieces.extend(_pieces(parameter, rows, parameter_key(seed, name), std))
+        pieces.extend(
+            _pieces(parameter, rows, parameter_key(seed, name), initial_std(config, name))
+        )
     _draw_all(pieces, threads)
 
 
