@@ -1,27 +1,32 @@
-"""What is tuned at one size stays right at others: the numbers of the tables, and their promises."""
+"""What is tuned at one size stays right at others: the tables' numbers, and their promises."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.runs import build_trainer
 from support.training import MODEL
 from torch import Tensor, nn
 
-from olm_data.errors import UsageError
+from olm_data.errors import UsageError, ValidationError
 from olm_train.model.block import BlockConfig
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters, initial_std
 from olm_train.model.parametrization import TABLES, BaseConfig
-from olm_train.optim.adamw import AdamWConfig
+from olm_train.optim.adamw import AdamConfig, AdamWConfig
 from olm_train.optim.base import OptimConfig
 from olm_train.optim.dion import DionConfig
+from olm_train.optim.given import NamedOptim
 from olm_train.optim.lion import LionConfig
 from olm_train.optim.muon import MuonConfig
 
@@ -43,9 +48,7 @@ def made(config: DecoderConfig, seed: int = 0) -> Decoder:
 
 
 def options(model: Decoder, optim: OptimConfig) -> dict[str, dict[str, Any]]:
-    return {
-        name: group for group in optim.build(model).param_groups for name in group["names"]
-    }
+    return {name: group for group in optim.build(model).param_groups for name in group["names"]}
 
 
 def test_the_numbers_of_a_model_four_times_as_wide_and_twice_as_deep() -> None:
@@ -103,7 +106,9 @@ def test_the_other_tables_where_they_differ() -> None:
     assert initial_std(muon, "lm_head.weight") == pytest.approx(0.01)
 
 
-@pytest.mark.parametrize("adjust, rate", [("none", 1), ("spectral_norm", 1), ("rms_norm", 1 / 2)])
+@pytest.mark.parametrize(
+    ("adjust", "rate"), [("none", 1), ("spectral_norm", 1), ("rms_norm", 1 / 2)]
+)
 @pytest.mark.parametrize("kind", [MuonConfig, DionConfig])
 def test_an_orthogonal_update_takes_less_of_the_width(
     kind: type[Any], adjust: str, rate: float
@@ -191,9 +196,14 @@ def watched(
     base = None if name == "sp" else BaseConfig(d_model=64, n_layers=2)
     model = made(
         DecoderConfig(
-            vocab_size=64, d_model=width, n_layers=2, n_heads=width // 16, base=base,
-            parametrization=name, feed_forward={"hidden_size": 3 * width},
-        )  # fmt: skip
+            vocab_size=64,
+            d_model=width,
+            n_layers=2,
+            n_heads=width // 16,
+            base=base,
+            parametrization=name,
+            feed_forward={"hidden_size": 3 * width},
+        )
     )
     ids = torch.randint(64, (2, 65), generator=torch.Generator().manual_seed(0))
     optimizer, found = optim.build(model), dict[str, float]()
@@ -262,3 +272,36 @@ def added(layers: int) -> float:
         x = model.embeddings(ids)
         y = model.blocks[0](x, None, model.contexts(ids)[0])
     return float((y - x).abs().mean())
+
+
+def test_a_run_goes_on_with_its_own_parametrization_alone(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    def trainer(size: str, steps: int) -> Any:
+        quiet = "--trainer.callbacks.lm_evaluator.enabled=false"
+        stop = f"--trainer.hard_stop={{value: {steps}, unit: steps}}"
+        model = f"--model={{d_model: 32, n_layers: 2, n_heads: 4, {size}}}"
+        return build_trainer(tiny_mixture, tmp_path / "run", quiet, stop, model)
+
+    own = "parametrization: mup, base: {d_model: 16, n_layers: 2}"
+    trainer(own, 1).fit()
+    saved = json.loads((tmp_path / "run" / "config.json").read_bytes())["model"]
+    assert saved["parametrization"] == "mup"
+    assert saved["base"] == {"d_model": 16, "n_layers": 2, "head_dim": None}
+    for other, what in (
+        ("parametrization: sp", "model.parametrization: 'mup' -> 'sp'"),
+        (own.replace("16", "8"), "model.base.d_model: 16 -> 8"),
+    ):
+        with pytest.raises(ValidationError, match=re.escape(what)):
+            trainer(other, 2).fit()
+    trainer(own, 2).fit()
+
+
+def test_other_optimisers_are_refused_by_name() -> None:
+    model = Decoder(OURS, device="meta")
+    with pytest.raises(UsageError, match="has no rates for the optimiser adam"):
+        AdamConfig().build(model)
+    AdamConfig(weight_decay=0.0).build(model)
+    nadam = NamedOptim.of("torch.optim:NAdam", torch.optim.NAdam, {"lr": 0.1})
+    with pytest.raises(UsageError, match=r"has no rates for the optimiser torch\.optim:NAdam"):
+        nadam.build(model)
