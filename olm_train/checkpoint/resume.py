@@ -305,7 +305,8 @@ def resume(checkpoint: Checkpoint, run: Run, *, optim_state: bool = True) -> Sta
     done = start.step >= run.stop_step
     if not done:
         run.say(f"resuming from {checkpoint.folder} at step {start.step:,}")
-    changes = tuple(map(printable, differences(checkpoint.config, run.config)))
+    old = {**checkpoint.config, "model": _model_of(checkpoint, run)}
+    changes = tuple(map(printable, differences(old, run.config)))
     for change in changes:
         run.say(f"  changed{', and no step is left that it acts on' if done else ''}: {change}")
     if not done and was.max_steps != run.max_steps:

@@ -80,7 +80,7 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = sizes.head_size
         self.heads = (sizes.n_heads, sizes.kv_heads, sizes.kv_heads)
-        self.attend, self.scores = attention_backend(config.backend).attend, config.scores
+        self.attend, self.scores = attention_backend(config.backend).attend, config.scores(sizes)
         parts = tuple(heads * self.head_dim for heads in self.heads)
         self.w_qkv = Linear(
             sizes.d_model, sum(parts), parts=parts, bias=config.bias is not None, **factory
@@ -183,6 +183,11 @@ class AttentionConfig(Config):
             "attention.shift_keys",
             f"heads of {sizes.head_size} have no half to shift",
         )
+        require(
+            self.query_pre_attn_scalar is None or not sizes.scaling.table.attention,
+            "attention.query_pre_attn_scalar",
+            f"the parametrization {sizes.parametrization} gives the scale of attention",
+        )
 
     def windows(self, sizes: Sizes) -> tuple[int | None, ...]:
         """Each layer's window, None where there is no limit."""
@@ -190,11 +195,10 @@ class AttentionConfig(Config):
         repeated = (pattern[layer % len(pattern)] for layer in range(sizes.n_layers))
         return tuple(None if window == -1 else window for window in repeated)
 
-    @property
-    def scores(self) -> Scores:
-        """What is done to the products of queries and keys."""
-        scalar = self.query_pre_attn_scalar
-        return Scores(None if scalar is None else scalar**-0.5, self.softcap)
+    def scores(self, sizes: Sizes) -> Scores:
+        """Return what is done to the products of queries and keys."""
+        scalar, scale = self.query_pre_attn_scalar, sizes.scaling.attention(sizes.head_size)
+        return Scores(scale if scalar is None else scalar**-0.5, self.softcap)
 
     def build(self, sizes: Sizes, norm: NormPart, **factory: Any) -> nn.Module:
         """Return the layer of a block: its `forward` takes what `Attention.forward` does."""

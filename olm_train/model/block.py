@@ -34,6 +34,7 @@ class Block(nn.Module):
         **factory: Any,
     ) -> None:
         super().__init__()
+        self.residual = sizes.scaling.residual
 
         def own(needed: bool) -> nn.Module:
             return norm.build(sizes.d_model, **factory) if needed else nn.Identity()
@@ -59,13 +60,17 @@ class Block(nn.Module):
         """
         h = tap("attention_norm", self.attention_norm(x))
         h = self.attention(h, rope, context, tap.within("attention"))
-        x = x + tap("post_attention_norm", self.post_attention_norm(h))
+        x = self._added(x, tap("post_attention_norm", self.post_attention_norm(h)))
         h = tap("feed_forward_norm", self.feed_forward_norm(x))
         told = () if routing is None else (routing,)
         h = self.feed_forward(h, tap.within("feed_forward"), *told)
         h, *routed = h if told else (h,)
-        x = tap("", x + tap("post_feed_forward_norm", self.post_feed_forward_norm(h)))
+        h = tap("post_feed_forward_norm", self.post_feed_forward_norm(h))
+        x = tap("", self._added(x, h))
         return (x, *routed) if told else x
+
+    def _added(self, x: Tensor, h: Tensor) -> Tensor:
+        return x + (h if self.residual == 1.0 else h * self.residual)
 
     def watched(
         self,

@@ -21,7 +21,7 @@ from olm_train.model.feed_forward import FeedForwardPart, GeGLUConfig, GELUConfi
 from olm_train.model.head import HeadConfig
 from olm_train.model.mixture import MixtureConfig
 from olm_train.model.norm import AnyNorm, NormPart, RMSNormConfig
-from olm_train.model.part import Params, Sizes
+from olm_train.model.part import Params, Sizes, require
 from olm_train.model.positions import AnyPositions, PositionsPart, RoPEConfig
 from olm_train.model.rope import Rope
 
@@ -71,6 +71,15 @@ class DecoderConfig(Sizes):
         self.attention.check(self)
         self.feed_forward.check(self)
         self.positions.check(self, windowed=self.attention.sliding_window is not None)
+        for name, own, ours in (
+            ("attention", self.attention, AttentionConfig),
+            ("block", self.block, BlockConfig),
+        ):
+            require(
+                type(own) is ours or self.parametrization == "sp",
+                name,
+                f"a part of your own does not know what {self.parametrization} multiplies",
+            )
 
     def changed(self, **changes: Any) -> Self:
         """Return the shape with fields replaced; a mapping replaces fields of a part of its kind.

@@ -57,6 +57,10 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(config.build_block(part, **factory) for part in parts)
         self.norm = config.norm.build(config.d_model, **factory)
         self.lm_head = config.head.build(config, **factory)
+        scaling = config.scaling
+        self._scale = scaling.logits
+        for name, _ in self.named_parameters():
+            scaling.rule(name)  # which refuses one that has none
 
     def require_attention(
         self, device: torch.device, dtype: torch.dtype, *, training: bool
@@ -140,6 +144,8 @@ class Decoder(nn.Module):
         result = x
         if layers.stop == config.n_layers:
             x = self.tap("norm", self.norm(x))
+            if self._scale != 1.0:
+                x = x * self._scale
             result = reduce(self.head(x.dtype), x)
         if routing is None:
             return result

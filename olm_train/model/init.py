@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from olm_train.model.config import VOCABULARY_TABLES
+from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.mixture import Router
 from olm_train.model.shards import local_blocks
@@ -135,6 +135,13 @@ def parameter_key(seed: int, name: str) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
+def initial_std(config: DecoderConfig, name: str) -> float:
+    """Return the standard deviation of the initial values of a matrix, before they are cut off."""
+    residual = name.endswith(RESIDUAL_OUTPUTS)
+    std = config.init_std / (math.sqrt(2 * config.n_layers) if residual else 1)
+    return std * config.scaling.init(name)
+
+
 @torch.no_grad()
 def init_parameters(model: Decoder, seed: int, *, threads: int | None = None) -> None:
     """Fill every parameter of `model`, whole or sharded (DTensor), without communication.
@@ -143,7 +150,7 @@ def init_parameters(model: Decoder, seed: int, *, threads: int | None = None) ->
     (norm weights) ones, or zeros where they are added to 1.
     Matrices are normal with deviation `init_std`, truncated at 3 deviations; those that write to
     the residual stream are scaled by 1 / sqrt(2 n_layers), so that the stream's variance does not
-    grow with depth (Radford et al., 2019).
+    grow with depth (Radford et al., 2019). A parametrization multiplies the deviation.
 
     Args:
         threads: that draw at a time, no matter for the values; default: as many as torch uses.
@@ -156,10 +163,10 @@ def init_parameters(model: Decoder, seed: int, *, threads: int | None = None) ->
         if parameter.ndim == 1:
             parameter.fill_(0.0 if name.endswith(".bias") else config.norm.initial_weight)
             continue
-        residual = name.endswith(RESIDUAL_OUTPUTS)
-        std = config.init_std / (math.sqrt(2 * config.n_layers) if residual else 1)
         rows = config.vocab_size if name in VOCABULARY_TABLES else parameter.shape[0]
-        pieces.extend(_pieces(parameter, rows, parameter_key(seed, name), std))
+        pieces.extend(
+            _pieces(parameter, rows, parameter_key(seed, name), initial_std(config, name))
+        )
     _draw_all(pieces, threads)
 
 

@@ -19,6 +19,7 @@ from torch import nn
 from olm_data.config.convert import Config
 from olm_data.config.hints import PositiveFloat
 from olm_data.errors import UsageError
+from olm_train.model.parametrization import BaseConfig, Name, Scaling
 
 Vocabulary = Annotated[int, Meta(ge=1, le=1 << 24)]
 Width = Annotated[int, Meta(ge=1, le=1 << 18)]
@@ -46,6 +47,10 @@ class Sizes(Config):
         head_dim: size of a head, even where it is rotated. Default: d_model / n_heads.
         embed_scale: what the token embeddings are multiplied by (Gemma: sqrt of `d_model`).
         init_std: standard deviation of the initial weights.
+        parametrization: how initial weights, rates and products change with the model's size, so
+            that what was tuned at the base's stays right: [mup, completep or
+            muon_mup](../how-to/transfer-rates.md); sp: they do not.
+        base: the size that rates and `init_std` were tuned at; with a `parametrization` but sp.
     """
 
     vocab_size: Vocabulary
@@ -57,6 +62,8 @@ class Sizes(Config):
     head_dim: Depth | None = None
     embed_scale: PositiveFloat = 1.0
     init_std: PositiveFloat = 0.02
+    parametrization: Name = "sp"
+    base: BaseConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,6 +76,12 @@ class Sizes(Config):
             self.n_heads % self.kv_heads == 0,
             "n_kv_heads",
             f"{self.kv_heads} does not divide the {self.n_heads} query heads",
+        )
+        require(
+            (self.base is None) == (self.parametrization == "sp"),
+            "base",
+            f"the parametrization {self.parametrization} "
+            + ("has no base size" if self.base else "needs the base size: d_model and n_layers"),
         )
 
     @property
@@ -85,6 +98,13 @@ class Sizes(Config):
     def head_size(self) -> int:
         """Size of a head, default filled in."""
         return self.d_model // self.n_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def scaling(self) -> Scaling:
+        """The parametrization at this size."""
+        base = self.base or BaseConfig(d_model=self.d_model, n_layers=self.n_layers)
+        width, depth = self.d_model / base.d_model, self.n_layers / base.n_layers
+        return Scaling(self.parametrization, width, depth, base.head_dim or 1)
 
 
 class Params(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 
 from olm_data.config.hints import PositiveFloat
 from olm_data.errors import UsageError
-from olm_train.optim.base import OptimConfig
+from olm_train.optim.base import OptimConfig, no_rates
 from olm_train.optim.groups import ParamGroup, device_of
 from olm_train.optim.half import DTYPES, HalfAdam, HalfAdamW, MomentDtype
 from olm_train.stability.gate import SkipStepOptions, StepGuard
@@ -69,6 +70,11 @@ class AdamConfig(_AdamConfig):
     name: Literal["adam"] = "adam"
     kind: ClassVar[type[torch.optim.Adam]] = torch.optim.Adam
     half = HalfAdam
+
+    def _gains(self, model: nn.Module) -> Mapping[str, float]:
+        if self.weight_decay:
+            raise no_rates(self.name, "its weight decay is a part of the gradient")
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)

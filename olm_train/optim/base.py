@@ -7,6 +7,7 @@ is complete and a loaded state replaces an existing one tensor by tensor.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -16,7 +17,10 @@ from torch.optim import Optimizer
 
 from olm_data.config.convert import Config
 from olm_data.config.hints import NonNegativeFloat
-from olm_train.optim.groups import GroupOverride, ParamGroup, parameter_groups
+from olm_data.errors import UsageError
+from olm_train.model.config import DecoderConfig
+from olm_train.model.parametrization import Scaling
+from olm_train.optim.groups import GroupOverride, ParamGroup, apart, parameter_groups
 
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 """What a moving average keeps of itself at a step."""
@@ -48,10 +52,11 @@ class OptimConfig(Config, ABC):
     def build(self, model: nn.Module) -> Optimizer:
         """Build the optimiser over the parameters of `model`, whole or sharded.
 
-        Each of its groups has "peak_lr", which the schedule multiplies.
+        Each of its groups has "peak_lr", which the schedule multiplies. The model's parametrization
+        multiplies rates, decays and eps, those of overrides too.
 
         Raises:
-            UsageError: an override does not fit the model.
+            UsageError: an override does not fit the model, or the optimiser its parametrization.
         """
         groups = parameter_groups(
             model,
@@ -61,9 +66,52 @@ class OptimConfig(Config, ABC):
             known=self.group_options,
         )
         for group in groups:
-            group["peak_lr"] = group.setdefault("lr", self.lr)
+            group.setdefault("lr", self.lr)
+        if (scaling := scaling_of(model)) is not None:
+            groups = self._scaled(groups, scaling, self._gains(model))
+        for group in groups:
+            group["peak_lr"] = group["lr"]
         return self._build(model, groups)
+
+    def _scaled(
+        self, groups: list[ParamGroup], scaling: Scaling, gains: Mapping[str, float]
+    ) -> list[ParamGroup]:
+        """Return groups of parameters whose options are multiplied by the same numbers."""
+        found = []
+        for group, factors in apart(groups, lambda name: scaling.options(name, gains.get(name, 0))):
+            rate, decay, eps = factors
+            group["lr"] *= rate
+            group["weight_decay"] *= decay
+            if "eps" in self.group_options and eps != 1:
+                group["eps"] = group.get("eps", vars(self)["eps"]) * eps
+            found.append(group)
+        return found
+
+    def _gains(self, model: nn.Module) -> Mapping[str, float]:
+        """Return the `gain` of each matrix that is orthogonalised, by name.
+
+        Raises:
+            UsageError: the optimiser fits no parametrization.
+        """
+        return {}
 
     @abstractmethod
     def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Optimizer:
         """Return the optimiser over groups that have "params", "names" and their options."""
+
+
+def scaling_of(model: nn.Module) -> Scaling | None:
+    """Return the parametrization of a model; None: it is `sp`, or no decoder."""
+    config = getattr(model, "config", None)
+    own = isinstance(config, DecoderConfig) and config.parametrization != "sp"
+    return config.scaling if own else None
+
+
+def no_rates(optimizer: str, why: str) -> UsageError:
+    """Return the error of an optimiser that fits no parametrization."""
+    return UsageError(
+        f"model.parametrization has no rates for the optimiser {optimizer}",
+        where="train_module.optim.name",
+        why=why,
+        fix="choose adamw, lion, muon or dion, or set model.parametrization: sp",
+    )

@@ -7,6 +7,7 @@ instance       -> the parameters that stand now where those stood that it was bu
 from __future__ import annotations
 
 import inspect
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from olm_data.bounded_json import JsonObject
 from olm_data.config.import_path import load_class
 from olm_data.errors import UsageError
-from olm_train.optim.base import OptimConfig
+from olm_train.optim.base import OptimConfig, no_rates, scaling_of
 from olm_train.optim.groups import ParamGroup, parameter_groups
 from olm_train.optim.state import class_name, name_of_class
 
@@ -36,6 +37,16 @@ class OfAnyClass(OptimConfig):
     kind: str
     options: JsonObject = field(default_factory=dict)
 
+    def build(self, model: nn.Module) -> Optimizer:
+        """Return the optimiser over the parameters that the model has now."""
+        if scaling_of(model) is not None:
+            raise no_rates(self.kind, "how its updates grow with a matrix is not known here")
+        return self._built(model)
+
+    @abstractmethod
+    def _built(self, model: nn.Module) -> Optimizer:
+        """Return the optimiser, with groups of its own."""
+
     def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Optimizer:
         raise AssertionError("build makes its own groups")
 
@@ -51,8 +62,7 @@ class GivenOptim(OfAnyClass):
         options: given with the class.
     """
 
-    def build(self, model: nn.Module) -> Optimizer:
-        """Return the optimiser over the parameters that the model has now."""
+    def _built(self, model: nn.Module) -> Optimizer:
         given, names = vars(self)["given"]
         return built(given, model, vars(self)["as_given"], names)
 
@@ -93,8 +103,7 @@ class NamedOptim(OfAnyClass):
         """Return what stands in train.yaml."""
         return {"name": self.kind, **self.options}
 
-    def build(self, model: nn.Module) -> Optimizer:
-        """Return the optimiser over the parameters that the model has now."""
+    def _built(self, model: nn.Module) -> Optimizer:
         kind = load_class(self.kind, Optimizer, where="train_module.optim.name")
         return built(kind, model, _as_tuples(self.options), {})
 

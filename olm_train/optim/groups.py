@@ -7,7 +7,7 @@ each of them: matrices, which decay | vectors and tables, which do not
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -88,6 +88,19 @@ def parameter_groups(
     groups = [group for group in groups if group["params"]]
     check_claims(model, groups)
     return groups
+
+
+def apart(
+    groups: Sequence[ParamGroup], kind: Callable[[str], Any]
+) -> Iterator[tuple[ParamGroup, Any]]:
+    """Yield groups of parameters of one kind, in the order of the first ones, and the kind."""
+    for group in groups:
+        kinds: dict[Any, ParamGroup] = {}
+        for name, parameter in zip(group["names"], group["params"], strict=True):
+            own = kinds.setdefault(kind(name), {**group, "params": [], "names": []})
+            own["params"].append(parameter)
+            own["names"].append(name)
+        yield from ((own, each) for each, own in kinds.items())
 
 
 def device_of(groups: Sequence[ParamGroup]) -> torch.device:

@@ -11,7 +11,7 @@ rows of queries, keys and values, or those of experts, is orthogonalised part by
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from olm_data.config.hints import NonNegativeFloat, PositiveFloat
 from olm_train.distributed.world import World
 from olm_train.model.layers import Linear
 from olm_train.model.mixture import Experts
+from olm_train.model.parametrization import GAINS
 from olm_train.optim.base import Decay, OptimConfig
 from olm_train.optim.division import Division, Grid, Piece, rows_of
 from olm_train.optim.groups import ParamGroup
@@ -183,20 +184,14 @@ class MatrixConfig(OptimConfig):
 
     group_options = ("betas", "eps", "mu")
 
+    def _gains(self, model: nn.Module) -> Mapping[str, float]:
+        return dict.fromkeys(_inner(model), GAINS[self.adjust_lr])
+
     def _split(
         self, model: nn.Module, groups: list[ParamGroup], **options: Any
     ) -> list[ParamGroup]:
         """Return groups of matrices, with "parts" and `options`, and groups of all else."""
-        inner = {
-            f"{name}.weight": module.parts
-            for name, module in model.named_modules()
-            if isinstance(module, Linear) and name.startswith("blocks.")
-        } | {
-            f"{name}.{leaf}": parts
-            for name, module in model.named_modules()
-            if isinstance(module, Experts)
-            for leaf, parts in module.parts.items()
-        }
+        inner = _inner(model)
         split: list[ParamGroup] = []
         for group in groups:
             mu = group.pop("mu", self.mu)
@@ -213,6 +208,20 @@ class MatrixConfig(OptimConfig):
                     made["parts"] = [inner[name] for name in names]
                 split.append(made)
         return split
+
+
+def _inner(model: nn.Module) -> dict[str, Any]:
+    """Return the row counts inside each matrix of the blocks but routers, by name."""
+    return {
+        f"{name}.weight": module.parts
+        for name, module in model.named_modules()
+        if isinstance(module, Linear) and name.startswith("blocks.")
+    } | {
+        f"{name}.{leaf}": parts
+        for name, module in model.named_modules()
+        if isinstance(module, Experts)
+        for leaf, parts in module.parts.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,8 @@ from olm_train.estimate.sharding import Machine
 from olm_train.estimate.traffic import traffic_of_step
 from olm_train.evaluation.held_out import open_held_out
 from olm_train.model.decoder import build_decoder
+from olm_train.model.init import initial_std
+from olm_train.optim.groups import apart
 from olm_train.optim.schedule_base import Position
 from olm_train.parallel.config import DTYPES
 from olm_train.parallel.mesh import Mesh
@@ -97,6 +99,7 @@ def describe(
             "schedule": _schedule(config, loader, mesh),
             "pipeline": _pipeline(config, loader),
             "model": _model(config, loader, world_size, plan),
+            "parametrization": _parametrization(config),
             "device": [*_chosen(chosen, plan), _threads(config), *here],
             "memory of a rank": [*_memory(config, loader, world_size, nodes, plan, tensors), *why],
             "traffic of a rank": _traffic(config, loader, world_size, nodes, tensors),
@@ -255,6 +258,31 @@ def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -
         f"{time} on {world_size} x {plan.gpu.name} at {plan.mfu:.0%} of "
         f"their peak (--gpu, --mfu): {rate / flops:,.0f} tokens a second"
     )
+
+
+def _parametrization(config: RunConfig) -> Iterator[str]:
+    """Yield what is multiplied, and a line for each role and group of parameters."""
+    model = config.model
+    if model.base is None:
+        return
+    scaling = model.scaling
+    attention = scaling.attention(model.head_size) or model.head_size**-0.5
+    yield (
+        f"{scaling.name}: width x {scaling.width:g}, depth x {scaling.depth:g} of the base's; "
+        f"residual branches x {scaling.residual:g}, states before the head x {scaling.logits:g}, "
+        f"products of queries and keys x {attention:.4g}"
+    )
+    decoder = build_decoder(model, device="meta")
+    vectors = {name for name, parameter in decoder.named_parameters() if parameter.ndim == 1}
+    rows = [["role", "tensors", "init std", "peak rate", "decay", "eps"]]
+    groups = config.train_module.optim.build(decoder).param_groups
+    for group, role in apart(groups, scaling.role):
+        names = group["names"]
+        std = "-" if names[0] in vectors else f"{initial_std(model, names[0]):.4g}"
+        eps = "-" if "parts" in group else f"{group['eps']:.3g}" if "eps" in group else "-"
+        rate, decay = f"{group['peak_lr']:.4g}", f"{group['weight_decay']:.4g}"
+        rows.append([role, f"{len(names):,}", std, rate, decay, eps])
+    yield from aligned(rows, left=(0,))
 
 
 def _memory(

@@ -15,6 +15,7 @@ from support.expert_ranks import of_experts
 from support.training import MODEL, ROWS, Run, build, digest, full, load, save, train
 
 from olm_train.distributed.world import World
+from olm_train.model.parametrization import BaseConfig
 from olm_train.model.shards import local_blocks
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import (
@@ -45,10 +46,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2 x ep2": PIPELINE | EXPERTS,
 }
 """The ranks that are left share rows as `fsdp` does: of four, tp2 is fsdp2 x tp2."""
+_BASE = BaseConfig(d_model=24, n_layers=3)
 MODELS = {
-    name: model.changed(vocab_multiple=4)
-    for name, model in (("dense", MODEL), ("experts", of_experts()))
+    "dense": MODEL.changed(vocab_multiple=4, parametrization="completep", base=_BASE),
+    "experts": of_experts().changed(vocab_multiple=4),
 }
+"""Dense ones with all that a parametrization multiplies, which no power of two does."""
 HOW: dict[str, dict[str, Any]] = {
     "plain": {},
     "in parts": {"parts": 2},

@@ -94,7 +94,7 @@ def prove_folder(
             skipped.append("ids of AutoTokenizer: transformers is not installed")
     found: ModelProof | None = None
     if not why_not:
-        model = evaluation_model(job.checkpoint)
+        model = job.fold.model(evaluation_model(job.checkpoint))
         for value in model.parameters():
             value.data = value.data.to(DTYPES[job.options.dtype]).float()
         try:

@@ -27,6 +27,7 @@ from olm_train.checkpoint.tensors import Box, read_rows
 from olm_train.checkpoint.text_rules import CHAT_TEMPLATE
 from olm_train.extensions.hf.table import Family, family_of_config
 from olm_train.extensions.hf.tensors import Part, TensorMap
+from olm_train.extensions.hf_export.fold import Fold, folded
 from olm_train.extensions.hf_export.shards import Shard, plan
 from olm_train.extensions.hf_export.tokenizer_files import TokenizerFiles, tokenizer_files
 from olm_train.model.config import DecoderConfig
@@ -41,8 +42,8 @@ _QWEN2_PATTERN = (
 def family_to_export(
     config: DecoderConfig, tokenizer: bytes | None
 ) -> tuple[Family, DecoderConfig]:
-    """Return the family that a model is written as, and the shape that is written: what its
-    parameters have beyond those of `config` is zeros.
+    """Return the family that a model is written as, and the shape that is written: its weights are
+    folded, see `fold.py`, and what its parameters have beyond those of `config` is zeros.
 
     Args:
         config: of the model.
@@ -51,6 +52,7 @@ def family_to_export(
     Raises:
         UsageError: no family can express the model, or none with this tokenizer.
     """
+    config = folded(config)
     family = family_of_config(config)
     if family.name != "qwen2" or tokenizer is None or _is_qwen2(decode_object(tokenizer)):
         return family, config
@@ -163,6 +165,7 @@ class Job:
     Attributes:
         family: that it is written as, see `family_to_export`.
         config: the shape that is written.
+        fold: makes its weights those that are written.
         lock: the mixture it was trained on; None: nobody recorded it.
         claim: which export it is.
 
@@ -174,6 +177,7 @@ class Job:
         self.checkpoint, self.options = checkpoint, options
         self._tokenizer = checkpoint.read_bytes(TOKENIZER)
         self.family, self.config = family_to_export(config, self._tokenizer)
+        self.fold = Fold(config)
         known = {name for name, _ in Decoder(config, device="meta").named_parameters()}
         self._zeros = {row.ours for row in self.family.tensors(self.config)} - known
         data = checkpoint.read_bytes(LOCK)
@@ -247,6 +251,7 @@ class Job:
                 rows = torch.zeros(part.rows, *row.shape[1:])
             elif at != last:
                 rows = read_rows(files, index, f"model.{row.ours}", part.ours.start, part.ours.stop)
+                rows = self.fold.rows(row.ours, rows, part.ours.start)
             last = at
             yield rounded(part.of(rows), planned)
 

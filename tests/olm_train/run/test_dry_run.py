@@ -176,3 +176,20 @@ def test_a_mistake_in_an_option_is_refused(
 ) -> None:
     assert main([str(config), *options]) in (2, 4)
     assert says in capsys.readouterr().err
+
+
+def test_a_parametrization_is_shown_by_role(tiny_mixture: Path, tmp_path: Path) -> None:
+    def shown(*options: str) -> str:
+        text = describe(resolved(tiny_mixture, tmp_path, *options), 1)
+        return text.partition("# parametrization\n")[2].partition("\n\n")[0]
+
+    model = (
+        "--model={d_model: 64, n_layers: 4, n_heads: 4, parametrization: completep, "
+        "base: {d_model: 16, n_layers: 2}}"
+    )
+    found = shown(model, "--train_module.optim={lr: 0.01, weight_decay: 0.1}")
+    assert "width x 4, depth x 2 of the base's; residual branches x 0.5" in found
+    assert "states before the head x 0.25, products of queries and keys x 0.0625" in found
+    assert re.search(r"^hidden +8 +0.01 +0.0025 +0.4 +1.25e-09$", found, re.MULTILINE)
+    assert re.search(r"^head +1 +0.02 +0.01 +0.1 +2.5e-09$", found, re.MULTILINE)
+    assert shown() == ""
