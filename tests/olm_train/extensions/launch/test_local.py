@@ -1,4 +1,4 @@
-"""`olm-train launch --to local`: a run of two ranks from a snapshot, with this machine as a node."""
+"""`olm-train launch --to local`: a run of two ranks from a snapshot; this machine is the node."""
 
 from __future__ import annotations
 
