@@ -5,10 +5,12 @@ launch.yaml, train.yaml -> snapshot of the code -> file of the scheduler -> subm
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -39,8 +41,19 @@ def read_launch(path: str) -> LaunchConfig:
     return replace(config, snapshots=config.snapshots or str(beside))  # type: ignore[arg-type]
 
 
+def with_absolute_paths(given: Any, resolved: Any) -> Any:
+    """Return what the user wrote, its paths as `resolved` has them: they count from no folder."""
+    if isinstance(given, dict) and isinstance(resolved, dict):
+        return {
+            k: with_absolute_paths(v, resolved[k]) if k in resolved else v for k, v in given.items()
+        }
+    if isinstance(given, list) and isinstance(resolved, list) and len(given) == len(resolved):
+        return [with_absolute_paths(*pair) for pair in zip(given, resolved, strict=True)]
+    return resolved if isinstance(given, str) and isinstance(resolved, str) else given
+
+
 def take_for(to: str, config: LaunchConfig, here: Path, *, keep: bool) -> Taken:
-    """Resolve the configuration of the run and take a snapshot of its code.
+    """Check the configuration of the run and take a snapshot of its code.
 
     Args:
         to: scheduler; where nodes have an image, the packages of this machine are not in it.
@@ -49,6 +62,7 @@ def take_for(to: str, config: LaunchConfig, here: Path, *, keep: bool) -> Taken:
     """
     values = Values.read(config.train)
     values.override_all(config.options)
+    given = copy.deepcopy(values.data)
     run = RunConfig.resolve(values)
     trainer, mixture = run.trainer, run.data_loader.mixture
     facts = Snapshot(
@@ -63,7 +77,7 @@ def take_for(to: str, config: LaunchConfig, here: Path, *, keep: bool) -> Taken:
     assert config.snapshots is not None, "read_launch gives it"
     return take(
         here,
-        train=run.as_dict(),
+        train=with_absolute_paths(given, run.as_dict()),
         facts=facts,
         untracked=config.untracked,
         snapshots=Path(config.snapshots),

@@ -48,12 +48,12 @@ Collective = Callable[[torch.Tensor, dist.ProcessGroup], Any]
 
 def _all_gather(data: torch.Tensor, group: dist.ProcessGroup) -> None:
     whole = data.new_empty(len(data) * group.size())
-    dist.all_gather_into_tensor(whole, data, group=group)
+    dist.all_gather_single(whole, data, group=group)
 
 
 def _reduce_scatter(data: torch.Tensor, group: dist.ProcessGroup) -> None:
     size = group.size()
-    dist.reduce_scatter_tensor(data.new_empty(len(data)), data.repeat(size), group=group)
+    dist.reduce_scatter_single(data.new_empty(len(data)), data.repeat(size), group=group)
 
 
 def _broadcast(data: torch.Tensor, group: dist.ProcessGroup) -> None:

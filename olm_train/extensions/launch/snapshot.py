@@ -2,7 +2,7 @@
 
     git checkouts of launch.yaml and of this package:            snapshots/DIGEST/
       tracked files, as they stand there now  --copied, hashed-->  code/CHECKOUT/...
-      named files that git does not track                          train.yaml    resolved
+      named files that git does not track                          train.yaml    options in it
     versions of packages, digest of the lock                       snapshot.json
 
 Which scheduler it is for, and with how many nodes, is not in it. A job names the digest: each start
@@ -147,7 +147,7 @@ def take(
 
     Args:
         here: folder of launch.yaml, absolute.
-        train: resolved configuration of the run; its paths are absolute.
+        train: configuration of the run; its paths are absolute.
         facts: what is no file: packages, lock, folders of the run.
         untracked: files below `here` that git does not track.
         snapshots: folder of snapshots; made.

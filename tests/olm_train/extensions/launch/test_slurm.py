@@ -1,4 +1,4 @@
-"""`olm-train launch --to slurm` on a real Slurm: two nodes, the queue in between, and edited code."""
+"""`olm-train launch --to slurm` on a real Slurm: two nodes, the queue, and code that is edited."""
 
 from __future__ import annotations
 
