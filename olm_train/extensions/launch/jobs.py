@@ -103,11 +103,14 @@ def _local(config: LaunchConfig, taken: Taken) -> Job:
 
 
 _SLURM = """\
-# The end of the job as Unix time: Slurm before 23.02 does not set it.
-if [ -z "${SLURM_JOB_END_TIME:-}" ]; then
-  SLURM_JOB_END_TIME=$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e)" +%s) || exit 2
+# The end of the job as Unix time, if it has one: Slurm before 23.02 does not set it.
+end=$(squeue -h -j "$SLURM_JOB_ID" -o %e)
+limit=()
+if [ "$end" != NONE ]; then
+  SLURM_JOB_END_TIME=$(date -d "$end" +%s) || exit 2
+  export SLURM_JOB_END_TIME
+  limit=(-- --trainer.time_limit=slurm --trainer.time_margin=MARGIN)
 fi
-export SLURM_JOB_END_TIME
 # The first node as Slurm itself reaches it, and a port that another job on it does not have.
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(scontrol -o show node "$first" | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')
@@ -127,18 +130,17 @@ def _slurm(config: LaunchConfig, taken: Taken) -> Job:
             fix="leave it out; name, nodes and gpus_per_node are fields of launch.yaml",
         )
     options = {"output": "%x-%j.log", "open-mode": "append", "requeue": None, **own, **given}
-    limit = f"-- --trainer.time_limit=slurm --trainer.time_margin={config.margin}"
     agent = _agent(
         config,
         taken,
         meet='"$address:$port"',
         node="SLURM_NODEID",
         python=sys.executable,
-        more=limit,
+        more='"${limit[@]}"',
     )
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH --{k}" + ("" if v is None else f"={v}") for k, v in options.items()]
-    lines += ["set -u", *_SLURM.splitlines()]
+    lines += ["set -u", *_SLURM.replace("MARGIN", str(config.margin)).splitlines()]
     lines += _environment(config, taken, shlex.quote(taken.folder))
     lines += [f"srun --wait={config.margin} {agent}", "code=$?"]
     lines += ["# Slurm itself requeues a job that was pre-empted or lost a node."]
