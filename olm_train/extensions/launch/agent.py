@@ -32,7 +32,7 @@ from olm_data.command import Command, run_process, say
 from olm_data.errors import OlmError, UsageError
 from olm_data.extras import needs
 from olm_data.storage.store import Store
-from olm_train.extensions.launch.exit_codes import LOST_RANK, ends_with, exit_code
+from olm_train.extensions.launch.exit_codes import LOST_RANK, ends_with, exit_code, first
 from olm_train.extensions.launch.snapshot import TRAIN, Snapshot, verify, verify_surroundings
 
 with needs("training"):
@@ -96,7 +96,7 @@ class Agent:
             failed: a code that this node fails with before it has ranks.
         """
         met = dist.PrefixStore(f"agents {self.attempts}", self.store)
-        first = self.node * self.ranks
+        lowest = self.node * self.ranks
         environment = {
             **os.environ,
             "WORLD_SIZE": str(self.nodes * self.ranks),
@@ -107,31 +107,31 @@ class Agent:
         }
         self.attempts += 1
         if failed:
-            met.compare_set(_VERDICT, "", f"{failed} {first}")
+            met.compare_set(_VERDICT, "", f"{failed} {lowest}")
         else:
             self._running = [
                 subprocess.Popen(
-                    command, env={**environment, "LOCAL_RANK": str(n), "RANK": str(first + n)}
+                    command, env={**environment, "LOCAL_RANK": str(n), "RANK": str(lowest + n)}
                 )
                 for n in range(self.ranks)
             ]
         try:
-            verdict = self._watch(met, first)
+            verdict = self._watch(met, lowest)
         except (dist.DistNetworkError, dist.DistStoreError):
             say(f"node {self.node} lost the first node, which holds the meeting place")
             verdict = LOST_RANK
         self._stop(verdict)
         return verdict
 
-    def _watch(self, met: dist.Store, first: int) -> int:
+    def _watch(self, met: dist.Store, lowest: int) -> int:
         """Wait until the ranks of all nodes have ended, or one has failed; return its code."""
         done = False
         while not met.check([_VERDICT]):
             codes = [rank.poll() for rank in self._running]
             failed = {n: exit_code(code) for n, code in enumerate(codes) if code}
-            if failed:  # of several at once, not the one that lost another
-                n = min(failed, key=lambda n: failed[n] == LOST_RANK)
-                met.compare_set(_VERDICT, "", f"{failed[n]} {first + n}")
+            if failed:
+                n = first(failed)
+                met.compare_set(_VERDICT, "", f"{failed[n]} {lowest + n}")
                 continue
             if not done and None not in codes:
                 met.add("done", 1)

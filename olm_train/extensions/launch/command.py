@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from olm_data.extras import needs
 from olm_data.storage.disk import write_durable
 from olm_train.extensions.launch.config import LaunchConfig
 from olm_train.extensions.launch.jobs import IMAGES, SCHEDULERS, Job, job
-from olm_train.extensions.launch.snapshot import Snapshot, Taken, installed, take
+from olm_train.extensions.launch.snapshot import Snapshot, Taken, checkout, installed, take
 
 with needs("training"):
     from olm_data.mixture.lock import Lock
@@ -60,6 +61,7 @@ def take_for(to: str, config: LaunchConfig, here: Path, *, keep: bool) -> Taken:
         here: folder of launch.yaml.
         keep: leave the snapshot there.
     """
+    sys.path[:0] = [str(here), str(checkout(here) or here)]  # as the ranks have it
     values = Values.read(config.train)
     values.override_all(config.options)
     given = copy.deepcopy(values.data)

@@ -5,6 +5,7 @@ code of the first rank that failed, was a step gained? -> again | the same code,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -58,6 +59,15 @@ FINAL = [code for code in CONTRACT if code not in (0, REQUEUE_EXIT_CODE)]
 def exit_code(returncode: int) -> int:
     """Return a process's exit code as a shell gives it: 128 + N where signal N ended it."""
     return returncode if returncode >= 0 else 128 - returncode
+
+
+def first(failed: Mapping[int, int]) -> int:
+    """Return which of several ranks, seen to have failed at the same time, is the cause.
+
+    Args:
+        failed: code by rank.
+    """
+    return min(failed, key=lambda rank: failed[rank] == LOST_RANK)
 
 
 def ends_with(code: int, *, gained: bool) -> int:

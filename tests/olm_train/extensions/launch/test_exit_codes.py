@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from olm_data import errors
-from olm_train.extensions.launch.exit_codes import CONTRACT, FINAL, Retry, ends_with, exit_code
+from olm_train.extensions.launch.exit_codes import (
+    CONTRACT,
+    FINAL,
+    Retry,
+    ends_with,
+    exit_code,
+    first,
+)
 
 
 def test_each_error_of_the_house_has_a_place() -> None:
@@ -37,6 +44,11 @@ def test_a_job_ends_with_75_if_it_is_to_be_started_again_and_else_with_its_code(
 def test_a_finished_job_is_finished_and_final_codes_are_all_others() -> None:
     assert ends_with(0, gained=True) == 0
     assert sorted(FINAL) == [1, 2, 3, 4, 5, 6, 7, 130]
+
+
+def test_of_ranks_that_fail_at_once_the_first_is_not_one_that_lost_another() -> None:
+    assert first({0: 5, 1: 5, 2: 3}) == 2
+    assert first({1: 5, 3: 5}) == 1
 
 
 def test_a_signal_is_a_code_as_a_shell_gives_it() -> None:
