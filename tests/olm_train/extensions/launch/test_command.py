@@ -13,7 +13,7 @@ from support.launched import write_project
 from support.runs import config_values
 
 from olm_data.config.values import Values
-from olm_train.extensions.launch.command import main, with_absolute_paths
+from olm_train.extensions.launch.command import main, read_launch, with_absolute_paths
 from olm_train.run.config import RunConfig
 
 
@@ -105,3 +105,12 @@ def test_options_are_in_the_snapshot_and_paths_count_from_no_folder(
     here = RunConfig.resolve(Values(kept, folder="/"))
     there = RunConfig.resolve(Values.parse(text, "train.yaml", folder=tmp_path))
     assert here.as_dict() == there.as_dict()
+
+
+def test_the_launch_files_of_pipelines_are_ones(repository: Path) -> None:
+    found = sorted((repository / "pipelines").glob("*/launch.yaml"))
+    assert [path.parent.name for path in found] == ["slurm"]
+    for path in found:
+        config = read_launch(str(path))
+        assert Path(config.train) == path.with_name("train.yaml")
+        assert config.nodes * config.ranks == 32
