@@ -1,5 +1,5 @@
-"""Writes demo.txt, dev.txt and image.txt: each package that the Makefile and the Dockerfile install,
-with hashes of its files.
+"""Writes demo.txt and dev.txt for the Makefile and image.txt for the Dockerfile: each package that is
+installed, with hashes of its files.
 
     pip install uv && python requirements/lock.py    after pyproject.toml or constraints.txt changed
 

@@ -23,8 +23,8 @@ from typing import Literal
 import msgspec
 import yaml
 
-from olm_data.bounded_json import sha256_file
-from olm_data.decoding import decode_typed
+from olm_data.bounded_json import decode_object, sha256_file
+from olm_data.decoding import convert
 from olm_data.errors import InputError, ResourceError, UsageError, ValidationError, printable
 from olm_data.mixture.lock import Lock
 from olm_data.regular_files import MAX_DOCUMENT, read_regular
@@ -241,7 +241,7 @@ def verify(folder: Path, digest: str) -> Snapshot:
         ) from error
     if _digest(folder) != digest:
         raise ValidationError(f"this is not the snapshot {digest}", where=str(folder), fix=fix)
-    snapshot = decode_typed(text, Snapshot)
+    snapshot = convert(decode_object(text), Snapshot)
     there = _hashes(folder)
     if there != snapshot.files:
         changed = sorted(dict(there.items() ^ snapshot.files.items()))
