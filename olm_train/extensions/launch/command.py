@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 
 from olm_data.command import Command, say
 from olm_data.config.convert import parse
@@ -79,7 +80,7 @@ def take_for(to: str, config: LaunchConfig, here: Path, *, keep: bool) -> Taken:
     assert config.snapshots is not None, "read_launch gives it"
     return take(
         here,
-        train=with_absolute_paths(given, run.as_dict()),
+        train=yaml.safe_dump(with_absolute_paths(given, run.as_dict()), sort_keys=False),
         facts=facts,
         untracked=config.untracked,
         snapshots=Path(config.snapshots),

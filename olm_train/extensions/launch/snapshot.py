@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import yaml
 
 from olm_data.bounded_json import decode_object, sha256_file
 from olm_data.decoding import convert
@@ -137,7 +136,7 @@ def _named(names: Iterable[str], here: Path) -> Iterable[Path]:
 def take(
     here: Path,
     *,
-    train: dict[str, object],
+    train: str,
     facts: Snapshot,
     untracked: Iterable[str],
     snapshots: Path,
@@ -147,7 +146,7 @@ def take(
 
     Args:
         here: folder of launch.yaml, absolute.
-        train: configuration of the run; its paths are absolute.
+        train: text of the configuration of the run; its paths are absolute.
         facts: what is no file: packages, lock, folders of the run.
         untracked: files below `here` that git does not track.
         snapshots: folder of snapshots; made.
@@ -164,7 +163,7 @@ def take(
         staging = Path(tempfile.mkdtemp(prefix=".snapshot-", dir=place))
         try:
             paths, notes = _copy(here, untracked, staging / CODE)
-            (staging / TRAIN).write_text(yaml.safe_dump(train, sort_keys=False))
+            (staging / TRAIN).write_text(train)
             snapshot = msgspec.structs.replace(facts, files=_hashes(staging), paths=tuple(paths))
             text = snapshot.encoded()
             (staging / MANIFEST).write_bytes(text)

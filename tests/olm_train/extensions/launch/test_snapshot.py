@@ -35,7 +35,7 @@ def taken(project: Path, **more: Any) -> Taken:
         files={}, paths=(), packages=("a==1",), mixture="m", lock="l", save_folder="s", work_dir="w"
     )
     options: dict[str, Any] = {"untracked": (), "snapshots": project.parent / "snapshots"}
-    return take(project, train={"seed": 1}, facts=facts, **options | more)
+    return take(project, train="seed: 1\n", facts=facts, **options | more)
 
 
 def test_the_same_files_have_the_same_digest_and_other_bytes_another(project: Path) -> None:
