@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -46,14 +46,12 @@ POLL = 0.2
 """Seconds between two looks at the ranks."""
 PATIENCE = 30.0
 """Seconds that ranks have to end after another one failed, as those of torchrun."""
-NODE_NAMES = ("SLURMD_NODENAME", "K8S_NODE_NAME")
 _VERDICT, _STOPPED, _END = "verdict", "stopped", "end"
 
 
 def node_name() -> str:
     """Return what the scheduler calls this node, else its host's name."""
-    named = (os.environ.get(variable) for variable in NODE_NAMES)
-    return next(filter(None, named), socket.gethostname())
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 @dataclass(kw_only=True)
@@ -108,13 +106,11 @@ class Agent:
         self.attempts += 1
         if failed:
             met.compare_set(_VERDICT, "", f"{failed} {lowest}")
-        else:
-            self._running = [
-                subprocess.Popen(
-                    command, env={**environment, "LOCAL_RANK": str(n), "RANK": str(lowest + n)}
-                )
-                for n in range(self.ranks)
-            ]
+        for n in range(0 if failed else self.ranks):
+            own = {"LOCAL_RANK": str(n), "RANK": str(lowest + n)}
+            self._running.append(subprocess.Popen(command, env=environment | own))
+        if self.signalled:  # perhaps before there were all of them
+            self._send(self.signalled)
         try:
             verdict = self._watch(met, lowest)
         except (dist.DistNetworkError, dist.DistStoreError):
@@ -128,7 +124,7 @@ class Agent:
         done = False
         while not met.check([_VERDICT]):
             codes = [rank.poll() for rank in self._running]
-            failed = {n: exit_code(code) for n, code in enumerate(codes) if code}
+            failed = {n: self._code(code) for n, code in enumerate(codes) if code}
             if failed:
                 n = first(failed)
                 met.compare_set(_VERDICT, "", f"{failed[n]} {lowest + n}")
@@ -145,6 +141,12 @@ class Agent:
         if self.node == 0:
             say(f"rank {rank} of node {rank // self.ranks} ended first, with exit code {code}")
         return code
+
+    def _code(self, returncode: int) -> int:
+        """Return a rank's exit code; of one that the job's signal ended before it could save, that
+        it is to be started again."""
+        unheard = returncode == -self.signalled and self.signalled != signal.SIGINT
+        return REQUEUE_EXIT_CODE if unheard else exit_code(returncode)
 
     def _stop(self, verdict: int) -> None:
         """Let the ranks that still run end: those that save have `margin` seconds."""
@@ -194,13 +196,6 @@ class Agent:
             threading.Event().wait(POLL)
 
 
-class Place(NamedTuple):
-    """Where a snapshot lies, and its digest."""
-
-    folder: Path
-    digest: str
-
-
 def newest_step(save_folder: str) -> int:
     """Return the step of the newest checkpoint that is whole by its manifest, 0 without one."""
     for name in candidates(save_folder):
@@ -213,22 +208,16 @@ def newest_step(save_folder: str) -> int:
 
 
 def rank_commands(
-    place: Place, snapshot: Snapshot, gpus: int, preflight: str | None, options: Sequence[str]
+    train: Path, snapshot: Snapshot, digest: str, gpus: int, preflight: str | None
 ) -> list[list[str]]:
     """Return what each rank runs, one command after the other."""
-    train = [sys.executable, "-m", "olm_train.run", str(place.folder / TRAIN)]
-    code = f"--trainer.callbacks.environment.snapshot={place.digest}"
-    commands = [[*train, code, *options]]
+    code = f"--trainer.callbacks.environment.snapshot={digest}"
+    commands = [[sys.executable, "-m", "olm_train.run", str(train), code]]
     if preflight:
-        given = {
-            "name": node_name(),
-            "gpus": gpus,
-            "digest": place.digest,
-            "work_dir": snapshot.work_dir,
-            "wanted": decode_object(preflight.encode()),
-        }
+        wanted, work_dir = decode_object(preflight.encode()), snapshot.work_dir
+        given = {"name": node_name(), "gpus": gpus, "digest": digest, "work_dir": work_dir}
         module = "olm_train.extensions.launch.preflight"
-        commands.insert(0, [sys.executable, "-m", module, json.dumps(given)])
+        commands.insert(0, [sys.executable, "-m", module, json.dumps({**given, "wanted": wanted})])
     return commands
 
 
@@ -276,9 +265,8 @@ def main(
     for each in SIGNALS:
         signal.signal(each, agent.signal)
     agent.meet()
-    place = Place(folder.absolute(), digest)
     while True:
-        code, gained = _start(agent, place, gpus, preflight, options)
+        code, gained = _start(agent, folder.absolute(), digest, gpus, preflight, options)
         end, stopped = agent.agree(code, gained=gained)
         if end != REQUEUE_EXIT_CODE or stopped or not again:
             break
@@ -289,17 +277,24 @@ def main(
 
 
 def _start(
-    agent: Agent, place: Place, gpus: int, preflight: str | None, options: Sequence[str]
+    agent: Agent,
+    folder: Path,
+    digest: str,
+    gpus: int,
+    preflight: str | None,
+    options: Sequence[str],
 ) -> tuple[int, bool]:
     """Run what the ranks run; return the first failure, and whether a step was gained."""
     try:
-        snapshot = verify(*place)
+        snapshot = verify(folder, digest)
         verify_surroundings(snapshot)
         before = newest_step(snapshot.save_folder)
     except OlmError as error:
         say(f"error: {error}")
         return agent.supervise([], failed=error.exit_code), False
-    for command in rank_commands(place, snapshot, gpus, preflight, options):
+    commands = rank_commands(folder / TRAIN, snapshot, digest, gpus, preflight)
+    commands[-1] += options
+    for command in commands:
         code = agent.supervise(command, failed=REQUEUE_EXIT_CODE if agent.signalled else 0)
         if code:
             break

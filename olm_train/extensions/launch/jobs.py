@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,6 @@ from olm_train.extensions.launch.config import LaunchConfig
 from olm_train.extensions.launch.exit_codes import FINAL
 from olm_train.extensions.launch.snapshot import Taken
 
-SCHEDULERS = ("local", "slurm", "k8s", "skypilot", "dstack")
 IMAGES = ("k8s", "skypilot", "dstack")
 """Those whose nodes have packages of their own, which are not those of this machine."""
 AGENT = "olm_train.extensions.launch.agent"
@@ -55,50 +55,40 @@ def job(to: str, config: LaunchConfig, taken: Taken) -> Job:
     Raises:
         UsageError: the scheduler needs something that the configuration lacks.
     """
-    makers = {
-        "local": _local,
-        "slurm": _slurm,
-        "k8s": _k8s,
-        "skypilot": _skypilot,
-        "dstack": _dstack,
-    }
-    return makers[to](config, taken)
+    return _MAKERS[to](config, taken)
 
 
-def _missing(field: str, why: str, fix: str) -> UsageError:
-    return UsageError(f"{field} is missing in launch.yaml", where=field, why=why, fix=fix)
+def _script(config: LaunchConfig, taken: Taken, run: str, meet: str, *more: str) -> list[str]:
+    """Return the lines of a shell that run the agent of a node; `$S` is the snapshot there.
 
-
-def _environment(config: LaunchConfig, taken: Taken, folder: str) -> list[str]:
-    """Return the lines that make a shell run the snapshot's code, at `folder` (a shell word)."""
+    Args:
+        run: what starts Python there.
+        meet: HOST:PORT of the first node, a shell word.
+        more: options of the agent.
+    """
     paths = ":".join(f"$S/{path}" for path in taken.snapshot.paths)
-    lines = [f"S={folder}", f'export PYTHONPATH="{paths}${{PYTHONPATH:+:$PYTHONPATH}}"']
-    lines.append("export PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1")
-    return lines + [f"export {k}={shlex.quote(v)}" for k, v in config.environment.items()]
-
-
-def _agent(
-    config: LaunchConfig, taken: Taken, *, meet: str, node: str = "", python: str, more: str = ""
-) -> str:
-    """Return the command of a node's agent. Args: meet: shell word; node: variable with its number,
-    from 0."""
-    words = [f'{shlex.quote(python)} -m {AGENT} "$S" --digest={taken.digest}']
-    words += [f"--nodes={config.nodes} --ranks={config.ranks} --gpus={config.gpus_per_node}"]
-    words += [f"--meet={meet}", *([f"--node-from={node}"] if node else [])]
-    words += [f"--margin={config.margin}"]
-    if config.preflight.enabled:
-        options = json.dumps(as_dict(config.preflight), separators=(",", ":"))
-        words.append(f"--preflight={shlex.quote(options)}")
-    return " \\\n  ".join([*words, *([more] if more else [])])
+    wanted = json.dumps(as_dict(config.preflight), separators=(",", ":"))
+    words = [
+        f'{run} -m {AGENT} "$S" --digest={taken.digest}',
+        f"--nodes={config.nodes} --ranks={config.ranks} --gpus={config.gpus_per_node}",
+        f"--meet={meet} --margin={config.margin}",
+        *([f"--preflight={shlex.quote(wanted)}"] if config.preflight.enabled else []),
+        *more,
+    ]
+    return [
+        f'export PYTHONPATH="{paths}${{PYTHONPATH:+:$PYTHONPATH}}"',
+        "export PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1",
+        *(f"export {name}={shlex.quote(value)}" for name, value in config.environment.items()),
+        " \\\n  ".join(words),
+    ]
 
 
 def _local(config: LaunchConfig, taken: Taken) -> Job:
     if config.nodes > 1:
-        raise UsageError(
-            "this machine is one node", where="nodes", fix="nodes: 1, or --to slurm for more"
-        )
-    agent = _agent(config, taken, meet="127.0.0.1:0", python=sys.executable, more="--again")
-    lines = ["#!/bin/sh", *_environment(config, taken, shlex.quote(taken.folder)), f"exec {agent}"]
+        raise UsageError("this machine is one node", where="nodes", fix="take another --to")
+    run = f"exec {shlex.quote(sys.executable)}"
+    lines = ["#!/bin/sh", f"S={shlex.quote(taken.folder)}"]
+    lines += _script(config, taken, run, "127.0.0.1:0", "--again")
     return Job(name="local.sh", text="\n".join(lines) + "\n", command=("sh",))
 
 
@@ -109,48 +99,45 @@ limit=()
 if [ "$end" != NONE ]; then
   SLURM_JOB_END_TIME=$(date -d "$end" +%s) || exit 2
   export SLURM_JOB_END_TIME
-  limit=(-- --trainer.time_limit=slurm --trainer.time_margin=MARGIN)
+  limit=(-- --trainer.time_limit=slurm --trainer.time_margin="$margin")
 fi
 # The first node as Slurm itself reaches it, and a port that another job on it does not have.
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(scontrol -o show node "$first" | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')
 port=$((20000 + SLURM_JOB_ID % 10000))
 """
+_SLURM_END = f"""\
+code=$?
+# Slurm itself requeues a job that was pre-empted or lost a node.
+if [ "$code" -eq {REQUEUE_EXIT_CODE} ]; then
+  echo "queued again, to go on from the newest checkpoint"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
 
 
 def _slurm(config: LaunchConfig, taken: Taken) -> Job:
-    own = {"job-name": config.name, "nodes": config.nodes, "ntasks-per-node": 1}
+    own = {"job-name": config.name, "nodes": config.nodes, "ntasks-per-node": 1, "requeue": None}
     if config.gpus_per_node:
         own["gpus-per-node"] = config.gpus_per_node
-    given = config.slurm.options
-    if taken_twice := [name for name in given if name in {*own, "requeue"}]:
+    if twice := own.keys() & config.slurm.options.keys():
         raise UsageError(
-            f"slurm.options: {taken_twice[0]} is set by the launcher",
+            f"slurm.options: {min(twice)} is set by the launcher",
             where="slurm.options",
             fix="leave it out; name, nodes and gpus_per_node are fields of launch.yaml",
         )
-    options = {"output": "%x-%j.log", "open-mode": "append", "requeue": None, **own, **given}
-    agent = _agent(
-        config,
-        taken,
-        meet='"$address:$port"',
-        node="SLURM_NODEID",
-        python=sys.executable,
-        more='"${limit[@]}"',
-    )
+    options = {"output": "%x-%j.log", "open-mode": "append", **own, **config.slurm.options}
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH --{k}" + ("" if v is None else f"={v}") for k, v in options.items()]
-    lines += ["set -u", *_SLURM.replace("MARGIN", str(config.margin)).splitlines()]
-    lines += _environment(config, taken, shlex.quote(taken.folder))
-    lines += [f"srun --wait={config.margin} {agent}", "code=$?"]
-    lines += ["# Slurm itself requeues a job that was pre-empted or lost a node."]
-    lines += [f'if [ "$code" -eq {REQUEUE_EXIT_CODE} ]; then']
-    lines += ['  echo "queued again, to go on from the newest checkpoint"']
-    lines += ['  scontrol requeue "$SLURM_JOB_ID"', "fi", 'exit "$code"']
-    return Job(name="slurm.sbatch", text="\n".join(lines) + "\n", command=("sbatch", "--parsable"))
+    lines += ["set -u", f"margin={config.margin}", _SLURM + f"S={shlex.quote(taken.folder)}"]
+    run = f'srun --wait="$margin" {shlex.quote(sys.executable)}'
+    more = ("--node-from=SLURM_NODEID", '"${limit[@]}"')
+    lines += [*_script(config, taken, run, '"$address:$port"', *more), _SLURM_END]
+    return Job(name="slurm.sbatch", text="\n".join(lines), command=("sbatch", "--parsable"))
 
 
-def _pods_policies(max_restarts: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _policies(max_restarts: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the pod failure policy of the Job, and the failure policy of the JobSet.
 
     A pod that is disrupted, or ends with 75, fails its Job with a message that says so, and the
@@ -158,29 +145,29 @@ def _pods_policies(max_restarts: int) -> tuple[dict[str, Any], dict[str, Any]]:
     gone, the agent itself was killed) counts.
     """
     reason = {"onJobFailureReasons": ["PodFailurePolicy"]}
-    code = {"containerName": POD, "operator": "In"}
-    pod = [
-        {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "FailJob", "onExitCodes": {**code, "values": [REQUEUE_EXIT_CODE]}},
-        {"action": "FailJob", "onExitCodes": {**code, "values": sorted(FINAL)}},
-    ]
     again = [f"exit code {REQUEUE_EXIT_CODE} ", "condition DisruptionTarget "]
+    disrupted: dict[str, Any] = {
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]
+    }
+    codes: Iterable[dict[str, Any]] = (
+        {"onExitCodes": {"containerName": POD, "operator": "In", "values": values}}
+        for values in ([REQUEUE_EXIT_CODE], sorted(FINAL))
+    )
+    on, ends = "RestartJobSetAndIgnoreMaxRestarts", "FailJobSet"
     rules = [
-        {
-            "name": "goesOn",
-            "action": "RestartJobSetAndIgnoreMaxRestarts",
-            **reason,
-            "onJobFailureMessagePatterns": again,
-        },
-        {"name": "wouldFailAgain", "action": "FailJobSet", **reason},
+        {"name": "goesOn", "action": on, **reason, "onJobFailureMessagePatterns": again},
+        {"name": "wouldFailAgain", "action": ends, **reason},
     ]
-    return {"rules": pod}, {"maxRestarts": max_restarts, "rules": rules}
+    pods: dict[str, Any] = {
+        "rules": [{"action": "FailJob", **each} for each in (disrupted, *codes)]
+    }
+    return pods, {"maxRestarts": max_restarts, "rules": rules}
 
 
 def _k8s(config: LaunchConfig, taken: Taken) -> Job:
     k8s = config.k8s
     if k8s is None:
-        raise _missing("k8s", "pods need an image", "add `k8s: {image: ..., claims: {NAME: PATH}}`")
+        raise _without_image("k8s")
     if not any(taken.folder.startswith(place.rstrip("/") + "/") for place in k8s.claims.values()):
         raise UsageError(
             "no claim holds the snapshot",
@@ -188,112 +175,112 @@ def _k8s(config: LaunchConfig, taken: Taken) -> Job:
             why=f"pods could not read {taken.folder}",
             fix="mount the volume under the same path here and there, and set snapshots to it",
         )
-    agent = _agent(
-        config,
-        taken,
-        meet=f"{config.name}-{POD}-0-0.{config.name}:{config.port}",
-        node="JOB_COMPLETION_INDEX",
-        python="python",
-    )
-    script = [*_environment(config, taken, shlex.quote(taken.folder)), f"exec {agent}"]
+    first = f"{config.name}-{POD}-0-0.{config.name}:{config.port}"
+    node = "--node-from=JOB_COMPLETION_INDEX"
+    script = [f"S={shlex.quote(taken.folder)}"]
+    script += _script(config, taken, "exec python", first, node)
     limits = {**k8s.resources, **({k8s.gpu: config.gpus_per_node} if config.gpus_per_node else {})}
-    volumes = [{"name": n, "persistentVolumeClaim": {"claimName": n}} for n in k8s.claims]
     mounts = [{"name": name, "mountPath": place} for name, place in k8s.claims.items()]
-    pod_policy, policy = _pods_policies(k8s.max_restarts)
+    volumes = [{"name": n, "persistentVolumeClaim": {"claimName": n}} for n in k8s.claims]
+    container = {
+        "name": POD,
+        "image": k8s.image,
+        "command": ["sh", "-c", "\n".join(script)],
+        "resources": {"limits": limits, "requests": limits},
+        "volumeMounts": [*mounts, {"name": "shm", "mountPath": "/dev/shm"}],
+    }
     pod = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": config.margin,
-        "containers": [
-            {
-                "name": POD,
-                "image": k8s.image,
-                "command": ["sh", "-c", "\n".join(script)],
-                "resources": {"limits": limits, "requests": dict(limits)},
-                "volumeMounts": [*mounts, {"name": "shm", "mountPath": "/dev/shm"}],
-            }
-        ],
+        "containers": [container],
         "volumes": [*volumes, {"name": "shm", "emptyDir": {"medium": "Memory"}}],
         **k8s.pod,
     }
+    pods, whole = _policies(k8s.max_restarts)
     labels = {"olm/snapshot": taken.digest}
     task = {
         "parallelism": config.nodes,
         "completions": config.nodes,
         "completionMode": "Indexed",
         "backoffLimit": 0,
-        "podFailurePolicy": pod_policy,
+        "podFailurePolicy": pods,
         "template": {"metadata": {"labels": labels}, "spec": pod},
     }
-    document = {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": config.name, "namespace": k8s.namespace, "labels": labels},
-        "spec": {
-            "network": {"enableDNSHostnames": True},
-            "failurePolicy": policy,
-            "replicatedJobs": [{"name": POD, "replicas": 1, "template": {"spec": task}}],
-        },
+    spec = {
+        "network": {"enableDNSHostnames": True},
+        "failurePolicy": whole,
+        "replicatedJobs": [{"name": POD, "replicas": 1, "template": {"spec": task}}],
     }
-    return Job(name="k8s.yaml", text=_yaml(document), command=("kubectl", "apply", "-f"))
+    kind = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet"}
+    about = {"name": config.name, "namespace": k8s.namespace, "labels": labels}
+    text = _yaml({**kind, "metadata": about, "spec": spec})
+    return Job(name="k8s.yaml", text=text, command=("kubectl", "apply", "-f"))
 
 
 def _skypilot(config: LaunchConfig, taken: Taken) -> Job:
-    sky, meet = config.skypilot, '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)'
-    agent = _agent(
-        config,
-        taken,
-        meet=f'{meet}:{config.port}"',
-        node="SKYPILOT_NODE_RANK",
-        python="python",
-    )
+    sky = config.skypilot
+    first = f'"$(echo "$SKYPILOT_NODE_IPS" | head -n 1):{config.port}"'
+    lines = _script(config, taken, "exec python", first, "--node-from=SKYPILOT_NODE_RANK")
     recovery = {"max_restarts_on_errors": 0, "recover_on_exit_codes": [REQUEUE_EXIT_CODE]}
-    document = {
+    task = {
         "name": config.name,
         "num_nodes": config.nodes,
         "resources": {**sky.resources, "job_recovery": recovery},
         "file_mounts": {**sky.file_mounts, f"~/{REMOTE}": taken.folder},
         **({} if sky.setup is None else {"setup": sky.setup}),
-        "run": "\n".join([*_environment(config, taken, f'"$HOME/{REMOTE}"'), f"exec {agent}"]),
+        "run": "\n".join([f'S="$HOME/{REMOTE}"', *lines]),
     }
-    return Job(
-        name="skypilot.yaml", text=_yaml(document), command=("sky", "jobs", "launch", "--yes")
-    )
+    command = ("sky", "jobs", "launch", "--yes")
+    return Job(name="skypilot.yaml", text=_yaml(task), command=command)
 
 
 def _dstack(config: LaunchConfig, taken: Taken) -> Job:
     dstack = config.dstack
     if dstack is None:
-        raise _missing("dstack", "a task needs an image", "add `dstack: {image: ...}`")
-    # dstack knows no exit codes: the agents of a job start it again themselves.
-    agent = _agent(
-        config,
-        taken,
-        meet=f'"$DSTACK_MASTER_NODE_IP:{config.port}"',
-        node="DSTACK_NODE_RANK",
-        python="python",
-        more="--again",
-    )
-    script = [*_environment(config, taken, f"/{REMOTE}"), f"exec {agent}"]
-    document = {
+        raise _without_image("dstack")
+    first = f'"$DSTACK_MASTER_NODE_IP:{config.port}"'
+    more = ("--node-from=DSTACK_NODE_RANK", "--again")  # dstack itself knows no exit codes
+    lines = _script(config, taken, "exec python", first, *more)
+    hours = f"{dstack.retry_hours}h"
+    task = {
         "type": "task",
         "name": config.name,
         "image": dstack.image,
         "nodes": config.nodes,
         "files": [f"{taken.folder}:/{REMOTE}"],
-        "commands": ["\n".join(script)],
+        "commands": ["\n".join([f"S=/{REMOTE}", *lines])],
         "resources": dstack.resources,
         "volumes": dstack.volumes,
         "stop_duration": f"{config.margin}s",
-        "retry": {
-            "on_events": ["no-capacity", "interruption"],
-            "duration": f"{dstack.retry_hours}h",
-        },
+        "retry": {"on_events": ["no-capacity", "interruption"], "duration": hours},
     }
-    return Job(name="dstack.yaml", text=_yaml(document), command=("dstack", "apply", "--yes", "-f"))
+    return Job(name="dstack.yaml", text=_yaml(task), command=("dstack", "apply", "--yes", "-f"))
+
+
+def _without_image(field: str) -> UsageError:
+    return UsageError(
+        f"{field} is missing in launch.yaml",
+        where=field,
+        why="its nodes have the packages of an image",
+        fix=f"add `{field}: {{image: ...}}`",
+    )
+
+
+_MAKERS = {
+    "local": _local,
+    "slurm": _slurm,
+    "k8s": _k8s,
+    "skypilot": _skypilot,
+    "dstack": _dstack,
+}
+SCHEDULERS = tuple(_MAKERS)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks."""
+    """Writes texts of several lines as blocks, and what stands twice twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -302,7 +289,6 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _text)
-_Dumper.ignore_aliases = lambda self, data: True  # type: ignore[method-assign]
 
 
 def _yaml(document: dict[str, Any]) -> str:

@@ -21,18 +21,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
 import torch.distributed as dist
 
 from olm_data.bounded_json import decode_object
-from olm_data.command import for_people, run_process
+from olm_data.command import reported, run_process, say
 from olm_data.config.convert import parse
 from olm_data.config.values import Values
 from olm_data.counts import counted
-from olm_data.errors import OlmError, ResourceError, shown
+from olm_data.errors import ResourceError
 from olm_data.storage.disk import make_folder, write_durable
 from olm_train.distributed.preempt import Preemption
 from olm_train.distributed.world import World, local_rank
@@ -239,35 +239,36 @@ def report(found: Preflight, refuse_slow: bool) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Look at all nodes; return the exit code. Arguments: as JSON, see `agent.rank_commands`."""
-    try:
-        given = decode_object(arguments[0].encode())
-        wanted = parse(PreflightConfig, Values(given["wanted"], file="preflight"))
-        with Preemption(at_once=True):
-            number, work_dir = local_rank(), given["work_dir"]
-            has_gpu = number < torch.cuda.device_count()  # one that lacks it is named below
-            device = torch.device("cuda", number) if has_gpu else torch.device("cpu")
-            world = World.start(device=device)
-            make_folder(work_dir)
-            world.barrier()
-            here = facts(given["name"], given["digest"], work_dir)
-            ranks = int(os.environ["LOCAL_WORLD_SIZE"])
-            found = look(world, here, given["gpus"], wanted, ranks)
-            if world.main:
-                write_durable(Path(work_dir) / PREFLIGHT, msgspec.json.encode(found))
+    given = decode_object(arguments[0].encode())
+    wanted = parse(PreflightConfig, Values(given["wanted"], file="preflight"))
+    number, work_dir = local_rank(), given["work_dir"]
+    has_gpu = number < torch.cuda.device_count()  # a node that lacks one is named below
+    with Preemption(at_once=True):
+        world = World.start(device=torch.device("cuda", number) if has_gpu else torch.device("cpu"))
+        make_folder(work_dir)
+        world.barrier()  # then the clocks are read
+        here = facts(given["name"], given["digest"], work_dir)
+        found = look(world, here, given["gpus"], wanted, int(os.environ["LOCAL_WORLD_SIZE"]))
+        if world.main:
+            write_durable(Path(work_dir) / PREFLIGHT, msgspec.json.encode(found))
+        try:
             said = report(found, wanted.refuse_slow)
-            if world.main and said:
-                print(shown(said), file=sys.stderr, flush=True)
-            world.barrier()
-            world.stop()
-        return 0
-    except Exception as error:
-        known = for_people(error, "looking at the nodes")
-        if not isinstance(known, OlmError):
-            raise
-        if os.environ.get("RANK") == "0" or not isinstance(known, ResourceError):
-            print(f"error: {shown(str(known))}", file=sys.stderr, flush=True)
-        return known.exit_code
+        except ResourceError as error:  # the same on all ranks, and said once
+            if world.main:
+                raise
+            return error.exit_code
+        if world.main and said:
+            say(said)
+        world.barrier()
+        world.stop()
+    return 0
+
+
+def run(arguments: Sequence[str]) -> NoReturn:
+    """Run the command; end the process with its exit code."""
+    with reported(debug=False):
+        sys.exit(main(arguments))
 
 
 if __name__ == "__main__":
-    run_process(lambda: sys.exit(main(sys.argv[1:])))
+    run_process(lambda: run(sys.argv[1:]))
