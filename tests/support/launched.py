@@ -64,5 +64,5 @@ def launch(config: Path, *options: str) -> subprocess.CompletedProcess[str]:
         cwd=config.parent,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
