@@ -1,4 +1,5 @@
-"""Writes demo.txt and dev.txt: each package that the Makefile installs, with hashes of its files.
+"""Writes demo.txt, dev.txt (for the Makefile) and image.txt (for the Dockerfile): each package that
+is installed, with hashes of its files.
 
     pip install uv && python requirements/lock.py    after pyproject.toml or constraints.txt changed
 
@@ -16,7 +17,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-FILES = {"demo": ["train", "fast", "report"], "dev": []}
+FILES = {
+    "demo": ["train", "fast", "report"],
+    "dev": [],
+    "image": ["train", "fast", "s3", "gcs", "azure", "chat", "hf", "report", "track", "wandb"],
+}
 """The extras of each file; none means all."""
 OF_TORCH = ["filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions"]
 OPTIONS = ["--universal", "--python-version=3.11", "--generate-hashes", "--quiet"]

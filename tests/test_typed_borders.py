@@ -17,6 +17,7 @@ UNTYPED = ("[str, Any]", "[str, object]")
 _TORCH = "torch's protocol: tensors and plain values, nested by names"
 _OPTIONS = "options of any optimiser"
 _PARTS = "what any model takes, by its names"
+_SCHEDULER = "a scheduler's own document, which its schema checks"
 
 FREE: dict[str, str] = {
     "olm_data/config/docs.py parts_by_name": "classes of parts, whatever they are",
@@ -32,6 +33,10 @@ FREE: dict[str, str] = {
     "olm_train/train_module.py TransformerTrainModule.load_state_dict": _TORCH,
     "olm_train/train_module.py TransformerTrainModule.state_dict": _TORCH,
     "olm_train/train_module_base.py TrainModule.load_state_dict": _TORCH,
+    "olm_train/extensions/launch/config.py DstackConfig.resources": _SCHEDULER,
+    "olm_train/extensions/launch/config.py K8sConfig.pod": _SCHEDULER,
+    "olm_train/extensions/launch/config.py SkypilotConfig.file_mounts": _SCHEDULER,
+    "olm_train/extensions/launch/config.py SkypilotConfig.resources": _SCHEDULER,
     "olm_train/extensions/harness/model.py Wishes.of": "generation_kwargs of lm_eval's tasks",
     "olm_train/train_module_base.py TrainModule.state_dict": _TORCH,
 }

@@ -38,18 +38,23 @@ class EnvironmentCallback(Callback):
         enabled: save versions of packages, Python, device and driver in `environment.json`, and say
             at a resume what has changed; false: neither.
         strict: refuse to resume where something has changed; `--strict-env` sets it.
+        snapshot: digest of the code that runs, saved there as `code`; [`olm-train
+            launch`](../how-to/launch.md) sets it.
     """
 
     priority: ClassVar[int] = 9
 
     enabled: bool = True
     strict: Annotated[bool, Needs("enabled")] = False
+    snapshot: Annotated[str | None, Needs("enabled")] = None
 
     def pre_train(self) -> None:
         self.trainer.world.on_main(self._compare)
 
     def _compare(self) -> None:
         folder, now = self.trainer.work_dir, describe(self.trainer.world.device)
+        if self.snapshot is not None:
+            now["code"] = self.snapshot
         before = read_environment(folder) if self.trainer.resumed else None
         if before is not None:
             changed = differences(before, now)

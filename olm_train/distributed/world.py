@@ -43,7 +43,6 @@ def check_in(rank: int, size: int, timeout: timedelta) -> dist.Store:
         ResourceError: ranks did not come in time (their numbers are named), or the meeting place
             cannot be reached.
     """
-    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     if not 0 <= rank < size:
         raise UsageError(
             f"this process was told to be rank {rank} of {size}",
@@ -51,11 +50,32 @@ def check_in(rank: int, size: int, timeout: timedelta) -> dist.Store:
             fix="number the processes from 0; torchrun does so",
         )
     hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = meeting_place(f"rank {rank}", timeout, hosts=hosts)
     try:
-        store: dist.Store = dist.TCPStore(
+        return _meet(store, rank, size, timeout, hosts=hosts)
+    except dist.DistNetworkError as error:
+        raise ResourceError(
+            f"rank {rank} lost the meeting place {_place()}",
+            why=str(error).split("\n")[0],
+            fix="look at the message of rank 0, which holds it",
+        ) from error
+
+
+def meeting_place(who: str, timeout: timedelta, *, hosts: bool) -> dist.Store:
+    """Return the store at `MASTER_ADDR` and `MASTER_PORT`; nobody else is waited for.
+
+    Args:
+        who: what messages call this process, such as "rank 3".
+        timeout: the longest wait for the one that hosts it.
+        hosts: whether this process does.
+
+    Raises:
+        ResourceError: it cannot be opened, or not be reached in time.
+    """
+    try:
+        return dist.TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
-            world_size=size,
             is_master=hosts,
             timeout=timeout,
             wait_for_workers=False,
@@ -64,23 +84,17 @@ def check_in(rank: int, size: int, timeout: timedelta) -> dist.Store:
         )
     except (dist.DistNetworkError, dist.DistStoreError, OSError) as error:
         raise ResourceError(
-            f"rank {rank} cannot open the meeting place {place}"
-            if hosts
-            else f"rank {rank} cannot reach the meeting place {place}",
+            f"{who} cannot {'open' if hosts else 'reach'} the meeting place {_place()}",
             where="MASTER_ADDR, MASTER_PORT",
             why=str(error).split("\n")[0],
-            fix="rank 0 may run twice, or another run may use the port: choose a free one"
+            fix=f"{who} may run twice, or another run may use the port: choose a free one"
             if hosts
-            else "start rank 0 on that machine, and look at its message",
+            else f"start {who.split()[0]} 0 on that machine, and look at its message",
         ) from error
-    try:
-        return _meet(store, rank, size, timeout, hosts=hosts)
-    except dist.DistNetworkError as error:
-        raise ResourceError(
-            f"rank {rank} lost the meeting place {place}",
-            why=str(error).split("\n")[0],
-            fix="look at the message of rank 0, which holds it",
-        ) from error
+
+
+def _place() -> str:
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
 
 
 def meets_on_loopback() -> bool:

@@ -103,8 +103,9 @@ class OptimConfig(Config, ABC):
 def scaling_of(model: nn.Module) -> Scaling | None:
     """Return the parametrization of a model; None: it is `sp`, or no decoder."""
     config = getattr(model, "config", None)
-    own = isinstance(config, DecoderConfig) and config.parametrization != "sp"
-    return config.scaling if own else None
+    if not isinstance(config, DecoderConfig) or config.parametrization == "sp":
+        return None
+    return config.scaling
 
 
 def no_rates(optimizer: str, why: str) -> UsageError:
