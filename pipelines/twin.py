@@ -2,7 +2,7 @@
 
 mix.yaml and train.yaml of each stage stay as they are but for sizes: tokens, length of rows, width,
 layers, batch, warm-up. Each source is a part of this machine's Python library, under a line of its
-own. So what is tried is the recipe's shape: block, optimiser, schedule, packing, order of stages and
+own. So what is tried is the recipe's shape: block, optimiser, schedule, packing, stages, and
 that a stage begins with what the one before left. Losses say nothing about the recipe's.
 
     pipelines/NAME/{mix,train}*.yaml -> pipelines/NAME/out/twin/{mix*.yaml, tokens/, runs/}
