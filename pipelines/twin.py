@@ -86,7 +86,7 @@ def main(name: str, folder: Path) -> int:
         (folder / path.name).write_text(path.read_text())
         options = shape(recipe["model"]) + RUN
         if recipe["train_module"]["scheduler"].get("warmup"):
-            options.append("--train_module.scheduler.warmup=5")
+            options.append("--train_module.scheduler.warmup=2")
         if str(recipe["trainer"].get("load_path", "")).startswith("hf://"):
             options += ["--trainer.load_path=null", "--trainer.load_trainer_state=true"]
             options += ["--trainer.load_optim_state=true"]
