@@ -13,8 +13,7 @@ from typing import NoReturn
 
 import click
 
-from olm_data import __version__
-from olm_data.command import Program, run_process, run_program, with_common_options
+from olm_data.command import Program, run_process, run_program, version_option, with_common_options
 from olm_data.commands.said import STORAGE_OPTIONS
 from olm_data.errors import UsageError
 
@@ -51,7 +50,7 @@ class OlmData(Program):
 
 
 @click.group(cls=OlmData, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="olm-data")
+@version_option("olm-data")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
     """Turn text into proven token shards and mixtures.

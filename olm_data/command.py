@@ -11,21 +11,49 @@ import logging
 import os
 import re
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
+import olm_data
 from olm_data import plugins
 from olm_data.counts import parse_count
 from olm_data.errors import OlmError, UsageError, printable, shown, suggest
 from olm_data.extras import missing_extra
 from olm_data.redaction import hold_typed, redacted
 from olm_data.sinks import OutputLost, drop_results, guard, print_traceback, secure_streams
+
+
+def version_option(program: str) -> Callable[[Any], Any]:
+    """Return `--version`: of the program, torch if it is there, and the commit of a checkout."""
+
+    def tell(context: click.Context, _: click.Parameter, asked: bool) -> None:
+        if not asked or context.resilient_parsing:
+            return
+        said = [f"{program}, version {olm_data.__version__}"]
+        with suppress(PackageNotFoundError):
+            said.append(f"torch {version('torch')}")
+        root = Path(olm_data.__file__).parents[1]
+        if (root / ".git").exists():
+            words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+            with suppress(OSError):
+                git = subprocess.run(words, capture_output=True, text=True, check=False)
+                said += [f"git {git.stdout.strip()}"] * (git.returncode == 0)
+        click.echo(", ".join(said))
+        context.exit()
+
+    return click.option(
+        "--version", is_flag=True, expose_value=False, is_eager=True, callback=tell,
+        help="Show the version, torch's and the commit, and exit.",
+    )  # fmt: skip
 
 
 def usage_error(error: click.ClickException, program: str) -> UsageError:

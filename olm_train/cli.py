@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import click
 
-from olm_data import __version__
-from olm_data.command import Program, run_process, run_program
+from olm_data.command import Program, run_process, run_program, version_option
 
 COMMANDS = {
     "Commands": {
@@ -26,7 +25,7 @@ class OlmTrain(Program):
 
 
 @click.group(cls=OlmTrain, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="olm-train")
+@version_option("olm-train")
 def cli() -> None:
     """Train a language model on a mixture, and use what was trained.
 

@@ -9,7 +9,7 @@ import pytest
 from support.pages import FENCE, REPOSITORY
 
 PAGES = [
-    REPOSITORY / "README.md",
+    *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "RELEASING.md")),
     *sorted((REPOSITORY / "docs").rglob("*.md")),
     *sorted((REPOSITORY / "pipelines").rglob("*.md")),
 ]

@@ -204,7 +204,13 @@ def mix_datasets(
 
 
 def write_sparse_dataset(
-    path: Path, *, shards: int, tokens: int, documents: int, dtype: str = "uint16"
+    path: Path,
+    *,
+    shards: int,
+    tokens: int,
+    documents: int,
+    dtype: str = "uint16",
+    vocab_size: int = 50_000,
 ) -> str:
     """Write a dataset of `shards` equal shards of `tokens` zeros in `documents` documents each.
 
@@ -256,7 +262,7 @@ def write_sparse_dataset(
         version=1,
         container="npy",
         dtype=dtype,
-        tokenizer=tokenizer_info("test", 50_000, None),
+        tokenizer=tokenizer_info("test", vocab_size, None),
         stored_options=msgspec.Raw(b"{}"),
         plan="p",
         inputs=[InputInfo("input.jsonl", 1, "line", documents * shards, sha)],

@@ -1,0 +1,79 @@
+"""`olm-train new`: a folder for a text that is there, whose commands train it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.tokenizing import texts, write_jsonl
+
+from olm_data.cli import cli
+from olm_data.errors import InputError
+from olm_train.estimate.gpus import GPUS
+from olm_train.extensions.new.command import main, sources_of
+from olm_train.extensions.new.plan import ENOUGH, MOST_EPOCHS, plan
+from olm_train.run.command import main as train
+
+
+def new(*words: str) -> str:
+    return CliRunner().invoke(main, words, catch_exceptions=False).output
+
+
+def test_the_commands_it_writes_train_on_a_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("web", "books"):
+        (tmp_path / "text" / name).mkdir(parents=True)
+        write_jsonl(tmp_path / "text" / name / "a.jsonl", texts(60))
+    monkeypatch.chdir(tmp_path)
+    assert "olm-1m" in new("mine", "--data", "text")
+    monkeypatch.chdir(tmp_path / "mine")
+    (block,) = re.findall(r"```bash\n(.*?)```", Path("README.md").read_text(), re.S)
+    for line in block.splitlines():
+        program, *words = shlex.split(line, comments=True)
+        if program == "olm-data":
+            cli.main(words, standalone_mode=False)
+    small = ["--model.d_model=32", "--model.n_layers=1", "--trainer.callbacks.lm_evaluator=null"]
+    stop = "--trainer.hard_stop={value: 2, unit: steps}"
+    assert train(["train.yaml", *small, stop]) == 0
+
+
+@pytest.mark.parametrize("size", [10**5, 10**8, 10**11])
+@pytest.mark.parametrize("gpu", [None, GPUS["h100"]])
+def test_text_is_enough_and_never_repeated_too_often(size: int, gpu: object) -> None:
+    made = plan(size, None, gpu)  # type: ignore[arg-type]
+    assert made.epochs <= MOST_EPOCHS
+    assert made.trained <= 1.01 * ENOUGH * made.model.num_params
+    assert made.batch % made.microbatch == 0
+    assert made.microbatch % made.row == 0
+    if made.recipe:
+        assert made.batch % (made.recipe.gpus * made.microbatch) == 0
+        assert made.microbatch <= made.recipe.module.rank_microbatch_size
+
+
+def test_more_text_takes_a_larger_model() -> None:
+    sizes = [plan(10**n, None, GPUS["h100"]).model.num_params for n in range(5, 12)]
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) > 4
+
+
+def test_a_preset_goes_by_its_published_name_too(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", texts(5))
+    words = ["--data", str(tmp_path / "a.jsonl"), "--preset", "gpt2-124m", "--json"]
+    assert json.loads(new(str(tmp_path / "mine"), *words))["preset"] == "gpt2-small"
+    for wrong, code in ((["--preset", "gpt2-smal"], 2), ([], 7)):
+        words = [str(tmp_path / "mine"), "--data", str(tmp_path / "a.jsonl"), *wrong]
+        assert CliRunner().invoke(main, words).exit_code == code
+
+
+def test_compressed_text_counts_more_and_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(b"1234")
+    (tmp_path / "b.txt").write_bytes(b"1234")
+    assert sources_of(tmp_path) == {tmp_path.name: 20}
+    (tmp_path / "c").mkdir()
+    with pytest.raises(InputError, match="no text"):
+        sources_of(tmp_path / "c")
