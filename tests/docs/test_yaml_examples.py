@@ -15,7 +15,10 @@ import yaml
 from jsonschema import Draft202012Validator
 from support.pages import REPOSITORY
 
+from olm_data.config.convert import parse
+from olm_data.config.values import Values
 from olm_data.mixture.schema import PATH as MIXTURE
+from olm_train.extensions.launch.config import LaunchConfig
 from olm_train.run.reference import PATH as TRAINING
 
 SCHEMAS = {
@@ -55,6 +58,9 @@ def schema(path: Path) -> Any:
 @pytest.mark.parametrize(("part", "text"), examples())
 def test_what_a_page_shows_is_taken(part: str | None, text: str) -> None:
     content = yaml.safe_load(text)
+    if {"name", "train"} <= content.keys():  # a launch.yaml
+        assert parse(LaunchConfig, Values(content)).name == content["name"]
+        return
     if part is not None:
         kinds = [without_required(schema(SCHEMAS[part]))]
     else:

@@ -93,7 +93,7 @@ def test_dry_run_describes_the_launched_number_of_ranks(
         ("--trainer.hard_stop=3", 2, "write --trainer.hard_stop='{value: 3, unit: steps}'"),
         ("--lr=3e-4", 2, "did you mean train_module.optim.lr?"),
         ("--optim.lr=3e-4", 2, "did you mean train_module.optim?"),
-        ("--d_model=64", 2, "did you mean 'model' or model.d_model?"),
+        ("--d_model=64", 2, "did you mean 'model' or model.d_model"),
         ("--train_module.optm.lr=3e-4", 2, "where: --train_module.optm.lr"),
         ("--model.vocab_size=100", 2, "smaller than the tokenizer's"),
         ("--model.preset=olm-1x", 2, "did you mean"),
