@@ -85,7 +85,7 @@ def by_loop(dataset: Dataset, length: int, nats: np.ndarray) -> dict[tuple[str, 
 
 
 @settings(max_examples=3)
-@given(length=st.integers(1, 300), batch=st.integers(1, 7), ranks=st.integers(1, 3))
+@given(length=st.integers(4, 300), batch=st.integers(1, 7), ranks=st.integers(1, 3))
 def test_sums_are_those_of_a_loop_over_labels(
     dataset: Dataset, length: int, batch: int, ranks: int
 ) -> None:

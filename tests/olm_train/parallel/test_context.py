@@ -19,9 +19,9 @@ from support.context_ranks import (
     EXCHANGES,
     LONG,
     MODELS,
+    OTHER_SETS,
     QUICK,
     RECOMPUTED,
-    SETS,
     STRATEGIES,
     all_checks,
     batches,
@@ -73,7 +73,7 @@ def test_a_model_follows_one_rank(model: str, ranks: Ranks) -> None:
         assert_alike(rank[model, exchange], expected, exchange)
 
 
-@pytest.mark.parametrize("data", SETS)
+@pytest.mark.parametrize("data", OTHER_SETS)
 def test_so_do_documents_of_any_length(data: str, ranks: Ranks) -> None:
     expected = steps(build(model=of("window")), data)
     for rank, exchange in product(ranks, EXCHANGES):
