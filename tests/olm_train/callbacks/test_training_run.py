@@ -113,7 +113,7 @@ def test_a_stop_file_that_waits_for_the_next_start_ends_that(
 
 
 def test_a_recorded_metric_is_logged_once_with_its_step(tiny_mixture: Path, tmp_path: Path) -> None:
-    logged_at = {("pre_step", 2): 3, ("post_step", 5): 5, ("evaluate", 4): 5, ("evaluate", 9): 9}
+    logged_at = {("pre_step", 2): 3, ("post_step", 5): 5, ("evaluate", 4): 5, ("evaluate", 5): 5}
     records: dict[str, Callback] = {
         f"{hook} {at}": At(at, methodcaller("record_metric", f"{hook} {at}", 0.5), hook)
         for hook, at in logged_at
