@@ -1,5 +1,5 @@
 # make demo   install, tokenise real text, mix, train, write report.html
-# make test   install, run the suite without what is marked slow
+# make test   install, run the suite without what is marked slow, thirty examples of each property
 # make test-slow  what is marked slow; make test-all  both
 # make test-changed  of the suite what reaches a change since origin/main; SINCE=HEAD~3 another
 # make check  lint, format, types
