@@ -1,5 +1,5 @@
 # make demo   install, tokenise real text, mix, train, write report.html
-# make test   install, run the suite without what is marked slow
+# make test   install, run the suite without what is marked slow, thirty examples of each property
 # make test-slow  what is marked slow; make test-all  both
 # make test-changed  of the suite what reaches a change since origin/main; SINCE=HEAD~3 another
 # make check  lint, format, types
@@ -19,7 +19,7 @@ demo: $(VENV)/.ready-demo
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash pipelines/quickstart/run.sh
 
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup --hypothesis-profile quick -m "not slow"
 
 test-slow: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup -m slow
@@ -29,7 +29,7 @@ test-all: $(VENV)/.ready-dev
 
 test-changed: $(VENV)/.ready-dev
 	$(BIN)/python tests/changed.py $(if $(SINCE),--since $(SINCE)) \
-		-n $(TEST_WORKERS) --dist loadgroup -m "not slow"
+		-n $(TEST_WORKERS) --dist loadgroup --hypothesis-profile quick -m "not slow"
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

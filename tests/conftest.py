@@ -43,6 +43,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
+hypothesis.settings.register_profile(
+    "quick", parent=hypothesis.settings.get_profile("untimed"), max_examples=30
+)
 hypothesis.settings.load_profile("untimed")
 _frozen_at = time.monotonic()
 
@@ -59,6 +62,17 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.enable()
         _freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file on one worker: what they share and import is made once, not thrice.
+
+    Slow ones go to whoever is free, unless they say otherwise.
+    """
+    for item in items:
+        if not any(map(item.get_closest_marker, ("xdist_group", "slow"))):
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,8 @@ import torch
 import yaml
 from support.chat_ranks import steps, steps_on_ranks
 from support.distributed import run_ranks
-from support.runs import REPOSITORY, environment, run
+from support.forked import forked
+from support.runs import environment, run
 from support.small_datasets import mix_datasets, write_dataset
 from support.small_tokenizer import train as small_tokenizer
 
@@ -111,17 +110,8 @@ def test_after_training_on_dialogues_every_answer_is_right_and_ends(tmp_path: Pa
             file.write(json.dumps({"prompt": text}) + "\n")
     prompts = tmp_path / "prompts.jsonl"
     options = ["--temperature", "0", "--max-new-tokens", "40", "--stop", "<|endoftext|>"]
-    asked = subprocess.run(
-        [
-            *(sys.executable, "-m", "olm_train", "generate", str(tmp_path / "run")),
-            *("--prompts", str(prompts), *options),
-        ],
-        cwd=REPOSITORY,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    words = ("generate", tmp_path / "run", "--prompts", prompts, *options)
+    asked = forked("olm_train.cli", *words, environment=environment())
     assert asked.returncode == 0, asked.stderr
     answers = [json.loads(line) for line in asked.stdout.splitlines()]
     assert [answer["text"] for answer in answers] == [f"the {word}" for word in words]

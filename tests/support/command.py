@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forked import forked
 
 HOOKS: list[tuple[Any, str]] = [
     (sys, "excepthook"),
@@ -71,14 +72,7 @@ def olm_data(
     *words: str | Path, folder: Path | None = None, extra: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run `olm-data` to its end; the result has returncode, stdout and stderr."""
-    return subprocess.run(
-        arguments(*words),
-        cwd=folder,
-        env=environment(extra),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return forked("olm_data.cli", *words, environment=environment(extra), folder=folder)
 
 
 def python(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:

@@ -35,6 +35,8 @@ CHUNK = 4
 """Tokens of a chunk here: documents, and rows, lie on several ranks."""
 LONG = [[150, 3, 103], [256], [1] * 200 + [56], [256]]
 SETS = {"documents": LENGTHS, "whole rows": [[32]] * ROWS, "long": LONG}
+OTHER_SETS = ("whole rows", "long")
+"""Those that the models have not read."""
 MODELS: dict[str, dict[str, Any]] = {
     "grouped": {},
     "math": {"attention": {"backend": "math", "qk_norm": "head"}},
@@ -96,7 +98,7 @@ def all_checks(models: Sequence[str] = QUICK) -> dict[Any, Any]:
         for name in models:
             module = build("fsdp", world=world, model=of(name), **context(world.size, exchange))
             results[name, exchange] = steps(module)
-        for data in SETS:
+        for data in OTHER_SETS:
             results[data, exchange] = steps(
                 build("ddp", world=world, model=of("window"), **context(world.size, exchange)), data
             )

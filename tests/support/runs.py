@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import yaml
+from support.forked import forked
 from support.polling import wait_until
 from support.stand_in import parse_mixture
 from support.tokenizing import make_dataset, write_jsonl
@@ -162,6 +163,8 @@ def environment() -> dict[str, str]:
 
 def run(config: Path, *options: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
     """Run to the end."""
+    if ranks == 1:
+        return forked("olm_train.run", config, *options, environment=environment())
     return subprocess.run(
         command(config, *options, ranks=ranks),
         env=environment(),

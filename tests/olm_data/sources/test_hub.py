@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from support.command import olm_data
 from support.hub_stub import HubStub
 from support.reading import read_source, resolve_source
 
@@ -21,14 +22,7 @@ from olm_data.sources import named
 
 def run(hub: HubStub, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a fresh process whose hub clients know the stub from their start."""
-    return subprocess.run(
-        [sys.executable, "-m", "olm_data.cli", *arguments],
-        env={**os.environ, **hub.environment(home)},
-        cwd=home,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return olm_data(*arguments, folder=home, extra=hub.environment(home))
 
 
 def test_a_named_source_reads_its_default_subset_by_row_groups(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -111,18 +112,18 @@ def test_a_stop_file_that_waits_for_the_next_start_ends_that(
     assert trainer.cancelled is not None
 
 
-@pytest.mark.parametrize(
-    ("hook", "at", "logged_at"),
-    [("pre_step", 2, 3), ("post_step", 5, 5), ("evaluate", 4, 5), ("evaluate", 5, 5)],
-)
-def test_a_recorded_metric_is_logged_once_with_its_step(
-    tiny_mixture: Path, tmp_path: Path, hook: str, at: int, logged_at: int
-) -> None:
-    record = At(at, lambda trainer: trainer.record_metric("mine", 0.5), hook)
-    build_trainer(tiny_mixture, tmp_path, callbacks={"record": record}).fit()
+def test_a_recorded_metric_is_logged_once_with_its_step(tiny_mixture: Path, tmp_path: Path) -> None:
+    logged_at = {("pre_step", 2): 3, ("post_step", 5): 5, ("evaluate", 4): 5, ("evaluate", 5): 5}
+    records: dict[str, Callback] = {
+        f"{hook} {at}": At(at, methodcaller("record_metric", f"{hook} {at}", 0.5), hook)
+        for hook, at in logged_at
+    }
+    build_trainer(tiny_mixture, tmp_path, callbacks=records).fit()
     lines = [line for line in metrics(tmp_path) if "eval" not in line]
     assert [line["step"] for line in lines] == [*range(1, STEPS + 1)]
-    assert {line["step"]: line["mine"] for line in lines if "mine" in line} == {logged_at: 0.5}
+    for (hook, at), step in logged_at.items():
+        name = f"{hook} {at}"
+        assert {line["step"]: line[name] for line in lines if name in line} == {step: 0.5}
 
 
 def test_what_is_recorded_after_the_last_step_is_named(

@@ -101,7 +101,7 @@ def needs(run: Run, axes: int) -> list[int]:
     return found
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     GOALS,
     st.sampled_from([DENSE, EXPERTS]),

@@ -22,8 +22,10 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("window", [None, 7])
-@pytest.mark.parametrize("scores", [Scores(), Scores(0.4), Scores(None, 0.7), Scores(0.4, 0.7)])
+@pytest.mark.parametrize(
+    ("window", "scores"),
+    [(None, Scores()), (7, Scores(0.4)), (None, Scores(None, 0.7)), (7, Scores(0.4, 0.7))],
+)
 @pytest.mark.parametrize("name", cpu_backends(training=False))
 def test_backend_agrees_with_a_loop_over_queries(
     name: str, window: int | None, scores: Scores

@@ -14,7 +14,17 @@ import torch.distributed.checkpoint as dcp
 from support.distributed import run_ranks
 from support.model_options import FAMILIES
 from support.parallel_checks import HALF, MICRO_BATCHES, OPTIMIZERS, all_checks
-from support.training import MODEL, ROWS, Run, build, digest, full, micro_batches, train
+from support.training import (
+    MODEL,
+    ROWS,
+    Run,
+    build,
+    digest,
+    full,
+    micro_batches,
+    three_steps,
+    train,
+)
 
 from olm_data.errors import UsageError
 from olm_train.model.decoder import Decoder
@@ -70,7 +80,7 @@ def test_losses_norms_and_weights_follow_those_of_one_rank(
 def test_moments_in_bfloat16_are_rounded_alike_on_all_copies(
     strategy: str, ranks: list[dict[Any, Run]]
 ) -> None:
-    alone = train(build(optim=HALF), [ROWS])
+    alone = three_steps(build(optim=HALF), [ROWS])
     first, second = (rank[strategy, "half"] for rank in ranks)
     assert digest(first.weights) == digest(second.weights)
     assert first.losses == second.losses == pytest.approx(alone.losses, rel=0.02)
@@ -80,9 +90,8 @@ def test_moments_in_bfloat16_are_rounded_alike_on_all_copies(
 def test_every_family_starts_with_the_same_bits_and_trains_alike(
     family: str, ranks: list[dict[Any, Run]]
 ) -> None:
-    alone = train(build(model=MODEL.changed(**FAMILIES[family])), [ROWS])
-    assert alone.losses[-1] < 0.95 * alone.losses[0]
-    for strategy in STRATEGIES:
+    alone = three_steps(build(model=MODEL.changed(**FAMILIES[family])), [ROWS])
+    for strategy in STRATEGIES if family == "GPT-2" else ["fsdp"]:
         first, second = (rank[strategy, family] for rank in ranks)
         assert first.initial == second.initial == alone.initial
         assert first.losses == second.losses == pytest.approx(alone.losses, rel=1e-4)
@@ -108,11 +117,11 @@ def test_bfloat16_starts_from_the_same_bits_and_stays_near(
     strategy: str, single: Run, ranks: list[dict[Any, Run]]
 ) -> None:
     run = ranks[0][strategy, "bfloat16"]
-    alone = train(build(param_dtype="bfloat16"), [ROWS])
+    alone = three_steps(build(param_dtype="bfloat16"), [ROWS])
     assert run.initial == alone.initial == single.initial
-    assert alone.losses != single.losses
+    assert alone.losses != single.losses[:3]
     assert run.losses == pytest.approx(alone.losses, rel=5e-3)
-    assert run.losses == pytest.approx(single.losses, rel=3e-2)
+    assert run.losses == pytest.approx(single.losses[:3], rel=3e-2)
 
 
 def test_gradients_are_exchanged_at_the_last_micro_batch_only(
@@ -134,8 +143,8 @@ def test_gradients_reduced_at_each_micro_batch_are_those_of_the_step(
     for kind in ("each", "each offloaded"):
         first, second = (rank[strategy, kind] for rank in ranks)
         assert digest(first.weights) == digest(second.weights)
-        assert first.losses == pytest.approx(single.losses, rel=1e-5)
-        assert first.norms == pytest.approx(single.norms, rel=1e-4)
+        assert first.losses == pytest.approx(single.losses[:3], rel=1e-5)
+        assert first.norms == pytest.approx(single.norms[:3], rel=1e-4)
     traffic, parameters = ranks[0][strategy, "each traffic"], MODEL.n_layers + 1
     calls = {
         kind: sum(count for name, count in traffic.items() if kind in name)
@@ -151,8 +160,8 @@ def test_a_loss_in_chunks_follows_one_rank_and_exchanges_nothing_more(
     strategy: str, single: Run, ranks: list[dict[Any, Any]]
 ) -> None:
     run = ranks[0][strategy, "chunked"]
-    assert run.losses == pytest.approx(single.losses, rel=1e-5)
-    assert run.norms == pytest.approx(single.norms, rel=1e-4)
+    assert run.losses == pytest.approx(single.losses[:3], rel=1e-5)
+    assert run.norms == pytest.approx(single.norms[:3], rel=1e-4)
     # Four chunks a micro-batch; the head is gathered once for them, and reduced once a step.
     assert ranks[0][strategy, "chunked traffic"] == ranks[0][strategy, "traffic"]
 

@@ -19,9 +19,9 @@ from support.context_ranks import (
     EXCHANGES,
     LONG,
     MODELS,
+    OTHER_SETS,
     QUICK,
     RECOMPUTED,
-    SETS,
     STRATEGIES,
     all_checks,
     batches,
@@ -66,27 +66,24 @@ def ranks(request: pytest.FixtureRequest) -> Ranks:
 assert_alike = partial(assert_near, far=1e-6)
 
 
-@pytest.mark.parametrize(("model", "exchange"), list(product(QUICK, EXCHANGES)))
-def test_a_model_follows_one_rank(model: str, exchange: str, ranks: Ranks) -> None:
+@pytest.mark.parametrize("model", QUICK)
+def test_a_model_follows_one_rank(model: str, ranks: Ranks) -> None:
     expected = steps(build(model=of(model)))
-    for rank in ranks:
-        assert_alike(rank[model, exchange], expected)
+    for rank, exchange in product(ranks, EXCHANGES):
+        assert_alike(rank[model, exchange], expected, exchange)
 
 
-@pytest.mark.parametrize(("data", "exchange"), list(product(SETS, EXCHANGES)))
-def test_so_do_documents_of_any_length(data: str, exchange: str, ranks: Ranks) -> None:
+@pytest.mark.parametrize("data", OTHER_SETS)
+def test_so_do_documents_of_any_length(data: str, ranks: Ranks) -> None:
     expected = steps(build(model=of("window")), data)
-    for rank in ranks:
-        assert_alike(rank[data, exchange], expected)
+    for rank, exchange in product(ranks, EXCHANGES):
+        assert_alike(rank[data, exchange], expected, exchange)
 
 
-@pytest.mark.parametrize(("recomputed", "exchange"), list(product(RECOMPUTED, EXCHANGES)))
-def test_so_do_recomputed_activations_of_several_micro_batches(
-    recomputed: str, exchange: str, ranks: Ranks
-) -> None:
+def test_so_do_recomputed_activations_of_several_micro_batches(ranks: Ranks) -> None:
     expected = steps(build(model=of("grouped")), parts=2)
-    for rank in ranks:
-        assert_alike(rank[recomputed, exchange], expected)
+    for rank, *key in product(ranks, RECOMPUTED, EXCHANGES):
+        assert_alike(rank[*key], expected, key)
 
 
 @pytest.mark.parametrize("balance", [name for name in BALANCES if name != "sequence_aux"])
@@ -97,22 +94,19 @@ def test_so_do_experts(balance: str, ranks: Ranks) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "exchange"), list(product(STRATEGIES, EXCHANGES)))
-def test_two_readers_of_two_ranks_follow_one(strategy: str, exchange: str, four: Ranks) -> None:
+def test_two_readers_of_two_ranks_follow_one(four: Ranks) -> None:
     """With hsdp a copy of the weights lies on the ranks that share rows."""
     expected = steps(build(model=of("window")), parts=2)
-    for rank in four:
-        assert_alike(rank[strategy, exchange], expected)
+    for rank, *key in product(four, STRATEGIES, EXCHANGES):
+        assert_alike(rank[*key], expected, key)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "exchange"), list(product([*sorted(MODELS.keys() - {*QUICK}), *FAMILIES], EXCHANGES))
-)
-def test_other_models_and_families_follow_one_rank(model: str, exchange: str, four: Ranks) -> None:
+@pytest.mark.parametrize("model", [*sorted(MODELS.keys() - {*QUICK}), *FAMILIES])
+def test_other_models_and_families_follow_one_rank(model: str, four: Ranks) -> None:
     expected = steps(build(model=of(model)))
-    for rank in four:
-        assert_alike(rank[model, exchange], expected)
+    for rank, exchange in product(four, EXCHANGES):
+        assert_alike(rank[model, exchange], expected, exchange)
 
 
 @pytest.mark.slow

@@ -122,7 +122,7 @@ def test_every_optimizer_takes_the_steps_of_one_rank(ranks: Ranks) -> None:
     names = [key[1] for key in ranks[0] if key[0] == "optim"]
     assert {*names} >= {*QUICK}
     for name in names:
-        alone = train(build(model=of_experts(), optim=OPTIMS[name]), [ROWS])
+        alone = three_steps(build(model=of_experts(), optim=OPTIMS[name]), [ROWS])
         for rank in ranks:
             run = rank["optim", name]
             assert run.losses == pytest.approx(alone.losses, rel=1e-4), name

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.distributed import run_ranks
 from support.expert_ranks import BALANCES, MUON, all_checks, of_experts
-from support.training import ROWS, assert_alike, build, digest, three_steps, train
+from support.training import ROWS, assert_alike, build, digest, three_steps
 
 pytestmark = pytest.mark.xdist_group("experts")  # its fixtures are made once
 
@@ -37,7 +37,7 @@ def test_fewer_experts_than_ranks_train_as_on_one(ranks: list[dict[str, Any]]) -
 
 
 def test_muon_takes_each_expert_by_itself_on_shards_too(ranks: list[dict[str, Any]]) -> None:
-    alone = train(build(model=of_experts(), optim=MUON), [ROWS])
+    alone = three_steps(build(model=of_experts(), optim=MUON), [ROWS])
     for strategy in ("fsdp", "ddp"):
         first, second, *_ = (rank["muon"][strategy] for rank in ranks)
         assert digest(first.weights) == digest(second.weights)

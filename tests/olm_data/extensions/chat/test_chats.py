@@ -137,7 +137,7 @@ def theirs() -> Any:
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12)
 @given(texts=st.lists(WORDS, min_size=2, max_size=6), system=st.booleans())
 def test_ids_are_those_of_transformers_and_runs_are_the_answers(
     template: str, texts: list[str], system: bool

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.forked import forked
 from support.runs import environment, six_steps
 
 from olm_train.extensions.averaging.command import main
@@ -27,14 +26,9 @@ def test_what_it_writes_is_read_by_generate_evaluate_and_export(
 ) -> None:
     out = str(tmp_path / "merged")
     command = [str(run / "step00000002"), str(run / "step00000004"), str(run), "--out", out]
-    done = subprocess.run(
-        [sys.executable, "-m", "olm_train.cli", "merge", *command, "--weights", "1,2,3"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=True,
-    )
+    words = ("merge", *command, "--weights", "1,2,3")
+    done = forked("olm_train.cli", *words, environment=environment(), timeout=600)
+    assert done.returncode == 0, done.stderr
     shares = [line.split()[-1] for line in done.stdout.splitlines()[-3:]]
     assert shares == ["16.6667%", "33.3333%", "50.0000%"]
     assert done.stderr.endswith(f"the mean of 3 weights: {out}\n")

@@ -91,7 +91,7 @@ def shapes(draw: st.DrawFn) -> DecoderConfig:
         raise
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
 @given(shapes())
 def test_a_shape_is_expressible_exactly_when_it_comes_back(config: DecoderConfig) -> None:
     able = []

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.command import WITH_TESTS
 from support.distributed import run_ranks
+from support.forked import forked
 from support.hf_exports import OLMO2, QUIET, receipt_of, trained
 from support.polling import wait_until
 from support.runs import build_trainer, environment, group_world
@@ -51,10 +52,8 @@ def test_a_checkpoint_of_two_sharded_ranks_is_exported_as_that_of_one(
     assert computed.verified.model.loss is not None
     # the same bytes as of the checkpoint that one process writes of these weights
     copy = tmp_path / "one"
-    subprocess.run(
-        [sys.executable, "-m", "olm_train.cli", "merge", sharded.folder, "--out", str(copy)],
-        env=environment(), check=True, stdout=subprocess.DEVNULL, timeout=300,
-    )  # fmt: skip
+    words = ("merge", sharded.folder, "--out", copy)
+    assert forked("olm_train.cli", *words, environment=environment()).returncode == 0
     single = export(open_checkpoint(copy, World()), str(tmp_path / "single"), OPTIONS).receipt
     assert single.tensors == whole.tensors
 

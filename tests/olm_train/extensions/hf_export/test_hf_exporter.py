@@ -14,6 +14,7 @@ import yaml
 from support.hf_exports import receipt_of
 from support.polling import wait_until
 from support.runs import build_trainer, command, config_values, environment, metrics
+from support.runs import run as train
 
 from olm_data.errors import UsageError
 from olm_train.extensions.hf_export.hf_exporter import LOG, HFExporterCallback
@@ -95,7 +96,7 @@ def test_a_killed_run_leaves_nothing_that_looks_whole_and_its_next_start_makes_i
     for name in exports(run):
         if not name.startswith("."):
             receipt_of(run / "hf" / name)  # whole
-    done = subprocess.run(command(config), env=environment(), capture_output=True, text=True)
+    done = train(config)
     assert done.returncode == 0, done.stderr
     assert exports(run) == ["step00000004", "step00000008"]
     assert [receipt_of(run / "hf" / name).step for name in exports(run)] == [4, 8]

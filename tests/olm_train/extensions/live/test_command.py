@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from support.browser import browser, needs_browser
 from support.runs import command, environment, write_config
+from support.runs import run as train
 
 from olm_data.storage.store import Store
 from olm_train.cli import cli
@@ -55,8 +56,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_a_page_follows_runs_while_they_train(tiny_mixture: Path, tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
     configs = [write_config(tmp_path / f"{f.name}.yaml", tiny_mixture, f) for f in folders]
-    first = subprocess.run(command(configs[0]), env=environment(), check=True, capture_output=True)
-    assert first.returncode == 0
+    assert train(configs[0]).returncode == 0
     for name in ("config.json", "starts.jsonl"):
         folders[1].mkdir(exist_ok=True)
         (folders[1] / name).write_bytes((folders[0] / name).read_bytes())

@@ -1,11 +1,17 @@
-"""Each preset has a recipe that fits a stated GPU, by the estimate the dry run prints."""
+"""Each preset has a recipe that fits a stated GPU, by the estimate the dry run prints.
+
+As a table, as JSON, or as the part of train.yaml that a preset decides.
+"""
 
 from __future__ import annotations
 
 import functools
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -14,7 +20,7 @@ from support.runs import config_values
 from olm_data.config.values import Values
 from olm_train.estimate.gpus import GPUS
 from olm_train.estimate.memory import memory_of_step
-from olm_train.extensions.presets.command import main
+from olm_train.extensions.presets.command import main, table
 from olm_train.extensions.presets.recipe import Recipe, counted_tensors, recipe
 from olm_train.model.loss_config import LossConfig
 from olm_train.model.presets import PRESETS, preset
@@ -116,3 +122,36 @@ def test_a_recipe_resolves_and_dry_runs(name: str, tiny_mixture: Path, tmp_path:
     text = describe(RunConfig.resolve(rows), one.gpus, Plan(gpu=one.gpu), nodes=one.nodes)
     assert f"{one.gpus} x h100" in text
     assert "more than" not in text.partition("# memory of a rank")[2].partition("\n#")[0]
+
+
+def test_json_says_what_the_recipe_is() -> None:
+    result = CliRunner().invoke(main, ["olmo2-7b", "--gpu", "h200", "--json"])
+    assert json.loads(result.stdout) == msgspec.to_builtins(found("olmo2-7b", "h200").summary())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["olmo2-7", "--gpu=h100"], "olmo2-7b"), (["olmo2-7b", "--gpu=h1000"], "h100")],
+)
+def test_a_misspelling_is_a_usage_error(arguments: list[str], says: str) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert f"did you mean '{says}'?" in result.stderr
+
+
+@pytest.mark.parametrize("gpu", STATED)
+def test_the_tables_on_the_page_are_not_stale(gpu: str, repository: Path) -> None:
+    page = (repository / "docs" / "reference" / "train-config.md").read_text()
+    shown = re.search(
+        rf"<!-- recipes of {gpu} -->\n(.*?)\n<!-- end of recipes -->", page, re.DOTALL
+    )
+    assert shown is not None
+    wanted = table(GPUS[gpu], {name: found(name, gpu) for name in PRESETS}, width=80)
+    fix = f"stale: paste `olm-train presets --gpu {gpu}`"
+    assert shown[1].splitlines() == ["```text", *wanted, "```"], fix
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_table_fits_a_narrow_terminal(width: int) -> None:
+    lines = table(GPUS["h100"], {name: found(name, "h100") for name in PRESETS}, width=width)
+    assert max(map(len, lines)) <= width

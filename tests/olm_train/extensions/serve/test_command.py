@@ -16,9 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 import torch
 from support.polling import wait_until
@@ -32,6 +31,9 @@ from olm_train.extensions.generate.sampling import Sampling
 from olm_train.extensions.generate.template import ChatTemplate
 from olm_train.extensions.serve.command import Server
 from olm_train.extensions.serve.worker import Job, Worker
+
+if TYPE_CHECKING:
+    import openai  # a second, in each process that collects
 
 pytestmark = pytest.mark.xdist_group("serve")
 
@@ -61,6 +63,8 @@ def server(loaded: LoadedModel) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=600) as client:
         yield client
 
@@ -244,7 +248,9 @@ def test_many_clients_get_what_each_gets_alone(client: openai.OpenAI, loaded: Lo
 def test_what_cannot_be_answered_is_refused(
     client: openai.OpenAI, options: dict[str, Any], says: str, stream: bool
 ) -> None:
-    with pytest.raises(openai.APIStatusError) as refused:
+    from openai import APIStatusError
+
+    with pytest.raises(APIStatusError) as refused:
         client.completions.create(model="", stream=stream, **options)
     assert refused.value.status_code == 400
     assert says in str(refused.value)
@@ -403,6 +409,8 @@ def test_the_command_serves_until_it_is_interrupted(saved: Path, number: int) ->
             found = re.search(r"http://\S+/v1", line)
             assert found, line
             assert "not for production" in line
+            import openai
+
             with openai.OpenAI(base_url=found[0], api_key="none", timeout=600) as client:
                 client.completions.create(model="", prompt="a", max_tokens=5)
                 events = client.completions.create(

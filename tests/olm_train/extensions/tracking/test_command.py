@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from support.forked import forked
 from support.runs import REPOSITORY
 from support.tracked import (
     Sink,
@@ -42,9 +42,8 @@ def track(run: Path, *options: str, **environment: str) -> subprocess.CompletedP
     """Run the command with clients that know no server."""
     offline = {"WANDB_MODE": "offline", "COMET_START_ONLINE": "0"}
     offline |= {"TRACKIO_DIR": str(run.parent / "trackio")}
-    command = [sys.executable, "-m", "olm_train.cli", "track", str(run), *options]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **offline, **environment}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    return forked("olm_train.cli", "track", run, *options, environment=env, timeout=600)
 
 
 @pytest.mark.slow
