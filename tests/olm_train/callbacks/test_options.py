@@ -21,6 +21,7 @@ ELSEWHERE = {
     "CheckpointerConfig.save_async": "olm_train/checkpoint/test_manager.py",
     "CheckpointerConfig.save_timeout": "olm_train/checkpoint/test_manager.py",
     "EMACallback": "olm_train/extensions/averaging/test_ema.py",
+    "EnvironmentCallback.snapshot": "faults/test_62_other_environment.py",
     "ModelMergeCallback": "olm_train/extensions/averaging/test_model_merge.py",
     "ReplicaCheckerCallback.interval": "faults/test_59_other_replica.py",
     "ReplayCheckerCallback.steps": "faults/test_60_replay.py",
