@@ -14,8 +14,8 @@ import numpy as np
 
 from olm_train.extensions.ladder.law import EPOCH, Floats, Law, gradients
 
-SEPARATED = 0.5
-"""Relative standard error of an exponent from which on it is not determined."""
+SEPARATED = 1.0
+"""Relative standard error from which on an exponent is not told from 0."""
 
 
 class Design(NamedTuple):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
-from olm_data.errors import InputError
+from olm_data.config.hints import PositiveFloat, PositiveInt
 from olm_data.printing import Loss
-from olm_data.regular_files import read_regular
+from olm_data.run_log.lines import read_lines
 from olm_train.extensions.ladder.law import Runs
 
 RESULTS = "ladder.jsonl"
-MAX_RESULTS = 1 << 26
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -30,36 +31,21 @@ class Point(msgspec.Struct, frozen=True):
 
     name: str
     digest: str
-    parameters: int
-    tokens: int
-    flops: float
+    parameters: PositiveInt
+    tokens: PositiveInt
+    flops: PositiveFloat
     lr: float
     batch: int
-    loss: Loss
+    loss: Annotated[Loss, Meta(gt=0)]
 
 
 def read_points(path: Path) -> list[Point]:
-    """Return the points of a file, the last of each name.
+    """Return the points of a file, the last of each name; none where there is no such file.
 
     Raises:
-        InputError: there is no such file, or a line is no point.
+        ValidationError: a line is no point.
     """
-    try:
-        text = read_regular(path, MAX_RESULTS)
-    except FileNotFoundError as error:
-        raise InputError(
-            "nothing of this ladder was trained", where=path, fix="olm-train ladder run"
-        ) from error
-    found = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            point = msgspec.json.decode(line, type=Point)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise InputError(f"no point of a ladder: {error}", where=f"{path}:{number}") from error
-        if not (min(point.parameters, point.tokens) > 0 and 0 < point.loss < float("inf")):
-            raise InputError("size, tokens and loss are above 0", where=f"{path}:{number}")
-        found[point.name] = point
-    return list(found.values())
+    return list({point.name: point for point in read_lines(path, Point)}.values())
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:

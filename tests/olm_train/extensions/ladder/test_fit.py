@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olm_data.errors import InputError
+from olm_data.errors import InputError, ValidationError
 from olm_data.printing import lines
 from olm_train.extensions.ladder.fit import approaches, fitted
 from olm_train.extensions.ladder.law import EPOCH, Runs
@@ -73,6 +73,6 @@ def test_points_on_one_line_are_fitted_with_a_warning() -> None:
 def test_a_line_that_is_no_point_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "ladder.jsonl"
     path.write_text(text + "\n")
-    with pytest.raises(InputError, match="no point") as caught:
+    with pytest.raises(ValidationError, match="malformed") as caught:
         read_points(path)
-    assert "ladder.jsonl:1" in str(caught.value)
+    assert "line 1" in str(caught.value)

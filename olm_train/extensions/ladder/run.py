@@ -1,0 +1,76 @@
+"""Trains the points of a ladder, one after the other, each an ordinary run.
+
+What has ended is left out, and what was stopped goes on.
+
+Plan -> without those of ladder.jsonl, by digest -> python -m olm_train.run BASE OPTIONS
+                                                 -> held-out loss at the end -> ladder.jsonl
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from olm_data.errors import ValidationError
+from olm_data.run_log.lines import append_line
+from olm_data.run_log.log import RunLog
+from olm_train.extensions.ladder.config import LadderConfig
+from olm_train.extensions.ladder.plan import Plan, Rung
+from olm_train.extensions.ladder.points import RESULTS, Point, read_points
+
+CE = "CE loss"
+
+
+def train(ladder: LadderConfig, plan: Plan, say: Callable[[str], None]) -> int:
+    """Train what is not trained yet; return the exit code of the first run that does not finish.
+
+    Raises:
+        ValidationError: a run has ended without its evaluation.
+    """
+    results = Path(ladder.folder) / RESULTS
+    done = {point.digest for point in read_points(results)}
+    for number, rung in enumerate(plan.points, 1):
+        if rung.digest in done:
+            continue
+        say(f"point {number} of {len(plan.points)}: {rung.name}")
+        command = [sys.executable, "-m", "olm_train.run", ladder.base, *rung.options]
+        code = subprocess.run(command, stdout=sys.stderr).returncode
+        if code:
+            return code
+        results.parent.mkdir(parents=True, exist_ok=True)
+        append_line(results, msgspec.json.encode(point_of(ladder, plan.dataset, rung)))
+    return 0
+
+
+def point_of(ladder: LadderConfig, dataset: str, rung: Rung) -> Point:
+    """Return what a rung found: its held-out loss after the last step.
+
+    Raises:
+        ValidationError: its log has none.
+    """
+    folder = Path(ladder.folder) / rung.name
+    loss = losses(folder, dataset).get(rung.steps)
+    if loss is None:
+        raise ValidationError(
+            f"the run has no {CE} of {dataset} at step {rung.steps:,}", where=str(folder)
+        )
+    return Point(
+        name=rung.name,
+        digest=rung.digest,
+        parameters=rung.parameters,
+        tokens=rung.tokens,
+        flops=rung.whole_flops,
+        lr=rung.lr,
+        batch=rung.batch,
+        loss=loss,
+    )
+
+
+def losses(folder: Path, dataset: str) -> dict[int, float]:
+    """Return the loss of a held-out set by the steps done before, in nats a token."""
+    found = RunLog.read(folder).evaluations
+    return {e.step: e.results[dataset][CE] for e in found if CE in e.results.get(dataset, {})}
