@@ -17,7 +17,7 @@ from olm_data.errors import InputError, UsageError
 from olm_data.mixture.lock import Lock
 from olm_data.printing import Excess, Loss, ShareError
 from olm_data.regular_files import read_regular
-from olm_data.run_log.lines import append_line, malformed_log, replace_file
+from olm_data.run_log.lines import append_line, malformed_log, read_lines, replace_file
 from olm_data.run_log.log import RunLog
 from olm_data.storage.store import is_remote
 from olm_train.extensions.ladder.config import LadderConfig
@@ -196,6 +196,7 @@ def grade(ladder: LadderConfig, run: str) -> Score:
         times=said.times,
         ended=tokens >= said.tokens,
     )
-    if score.ended:
-        append_line(Path(ladder.folder) / SCORES, msgspec.json.encode(score))
+    kept = Path(ladder.folder) / SCORES
+    if score.ended and score not in read_lines(kept, Score):
+        append_line(kept, msgspec.json.encode(score))
     return score

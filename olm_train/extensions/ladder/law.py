@@ -63,10 +63,6 @@ class Runs(NamedTuple):
     tokens: Floats
     loss: Floats
 
-    def __getitem__(self, kept: object) -> Runs:  # type: ignore[override]
-        """Return some of the runs, by mask or index."""
-        return Runs(*(np.asarray(column)[kept] for column in tuple(self)))  # type: ignore[index]
-
 
 def fit(runs: Runs) -> Law:
     """Return the law that describes runs best.

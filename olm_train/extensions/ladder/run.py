@@ -72,5 +72,5 @@ def point_of(ladder: LadderConfig, dataset: str, rung: Rung) -> Point:
 
 def losses(folder: Path, dataset: str) -> dict[int, float]:
     """Return the loss of a held-out set by the steps done before, in nats a token."""
-    found = RunLog.read(folder).evaluations
-    return {e.step: e.results[dataset][CE] for e in found if CE in e.results.get(dataset, {})}
+    given = {e.step: e.results.get(dataset, {}).get(CE) for e in RunLog.read(folder).evaluations}
+    return {step: loss for step, loss in given.items() if loss is not None}

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from support.runs import build_trainer, metrics, run, same_bits, tensors
 
+from olm_data.errors import InputError
 from olm_train.extensions.ladder.command import main
 from olm_train.extensions.ladder.config import LadderConfig
 from olm_train.extensions.ladder.plan import plan
@@ -83,8 +84,8 @@ def test_a_run_that_fails_ends_the_ladder_with_its_code(tiny_mixture: Path, tmp_
     path = write_ladder(tmp_path, tiny_mixture)
     read = LadderConfig.read(path)
     points = plan(read)
-    (Path(read.folder) / points.points[0].name).mkdir(parents=True)
-    (Path(read.folder) / points.points[0].name / "config.json").write_text("{")
+    Path(read.folder).mkdir()
+    (Path(read.folder) / points.points[0].name).write_text("in the way")
     assert train(read, points, print) not in (0, 1)
     assert read_points(Path(read.folder) / "ladder.jsonl") == []
 
@@ -104,12 +105,14 @@ def test_the_five_commands(ladder: Path, tiny_mixture: Path) -> None:
     forecast = said("predict", str(ladder), target, *large)
     assert forecast["low"] < forecast["loss"] < forecast["high"]
     far = [*large, "--model.n_layers=60"]
-    assert CliRunner().invoke(main, ["predict", str(ladder), target, *far]).exit_code == 4
+    with pytest.raises(InputError, match="times the FLOPs"):
+        main(["predict", str(ladder), target, *far], standalone_mode=False)
     assert said("predict", str(ladder), target, *far, "--far")["times"] > 10
     said("predict", str(ladder), target, *large)
     done = run(Path(target), *large)
     assert done.returncode == 0, done.stderr
     score = said("grade", str(ladder), str(ladder.parent / "large"))
+    assert said("grade", str(ladder), str(ladder.parent / "large")) == score
     assert score["ended"]
     assert score["tokens"] == forecast["tokens"]
     assert score["forecast"] == pytest.approx(forecast["loss"])
