@@ -8,6 +8,7 @@ Plan -> without those of ladder.jsonl, by digest -> python -m olm_train.run BASE
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,12 +39,25 @@ def train(ladder: LadderConfig, plan: Plan, say: Callable[[str], None]) -> int:
             continue
         say(f"point {number} of {len(plan.points)}: {rung.name}")
         command = [sys.executable, "-m", "olm_train.run", ladder.base, *rung.options]
-        code = subprocess.run(command, stdout=sys.stderr).returncode
-        if code:
+        if code := _ended(command):
             return code
         results.parent.mkdir(parents=True, exist_ok=True)
         append_line(results, msgspec.json.encode(point_of(ladder, plan.dataset, rung)))
     return 0
+
+
+def _ended(command: list[str]) -> int:
+    """Return the exit code of a run; what asks this process to stop is passed on to it."""
+    before = {}
+    with subprocess.Popen(command, stdout=sys.stderr) as child:
+        try:
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                before[number] = signal.signal(number, lambda n, _: child.send_signal(n))
+            code = child.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
 
 
 def point_of(ladder: LadderConfig, dataset: str, rung: Rung) -> Point:
