@@ -1,0 +1,107 @@
+"""`olm-train ladder`: options, and what is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from olm_data.command import CommandGroup, say
+from olm_data.extras import needs
+from olm_data.printing import emit
+
+with needs("a ladder"):
+    from olm_train.extensions.ladder import forecast, run
+    from olm_train.extensions.ladder.config import LadderConfig
+    from olm_train.extensions.ladder.fit import fitted
+    from olm_train.extensions.ladder.plan import plan as planned
+    from olm_train.extensions.ladder.points import RESULTS, read_points
+
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+_LADDER = click.argument("ladder", metavar="LADDER.yaml")
+_AS_TYPED = {"ignore_unknown_options": True}
+
+
+@click.group(cls=CommandGroup)
+def main() -> None:
+    """Say from small runs what the loss of a large one will be.
+
+    \b
+    olm-train ladder plan ladder.yaml
+    olm-train ladder run ladder.yaml
+    olm-train ladder fit ladder.yaml
+    olm-train ladder predict ladder.yaml train.yaml
+    olm-train ladder grade ladder.yaml runs/large
+    """
+
+
+@main.command()
+@_LADDER
+@_AS_JSON
+def plan(ladder: str, as_json: bool) -> None:
+    """Print the points, what each costs, and how well all of them determine the exponents.
+
+    \b
+    olm-train ladder plan ladder.yaml
+    """
+    emit(planned(LadderConfig.read(ladder)), as_json)
+
+
+@main.command("run")
+@_LADDER
+@click.option("--dry-run", is_flag=True, help="Print the plan; train nothing.")
+@click.pass_context
+def run_points(context: click.Context, ladder: str, dry_run: bool) -> None:
+    """Train the points that are not trained yet, one after the other.
+
+    \b
+    olm-train ladder run ladder.yaml
+    """
+    read = LadderConfig.read(ladder)
+    points = planned(read)
+    if dry_run:
+        emit(points, as_json=False)
+        return
+    if code := run.train(read, points, say):
+        context.exit(code)
+    say(f"all {len(points.points)} points are trained: {Path(read.folder) / RESULTS}")
+
+
+@main.command()
+@_LADDER
+@_AS_JSON
+def fit(ladder: str, as_json: bool) -> None:
+    """Fit the law to the points; first is its error at the largest size, which was held out.
+
+    \b
+    olm-train ladder fit ladder.yaml
+    """
+    emit(fitted(read_points(Path(LadderConfig.read(ladder).folder) / RESULTS)), as_json)
+
+
+@main.command(context_settings=_AS_TYPED)
+@_LADDER
+@click.argument("config", metavar="TRAIN.yaml")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@click.option("--far", is_flag=True, help="Also beyond 10 times the ladder's largest compute.")
+@_AS_JSON
+def predict(ladder: str, config: str, options: tuple[str, ...], far: bool, as_json: bool) -> None:
+    """Say the loss of a run before it is trained; keep it in the run's folder as forecast.json.
+
+    \b
+    olm-train ladder predict ladder.yaml train.yaml --model.depth=12
+    """
+    emit(forecast.forecast(LadderConfig.read(ladder), config, options, far), as_json)
+
+
+@main.command()
+@_LADDER
+@click.argument("run")
+@_AS_JSON
+def grade(ladder: str, run: str, as_json: bool) -> None:
+    """Compare a run with its forecast, also while it trains; keep the score once it has ended.
+
+    \b
+    olm-train ladder grade ladder.yaml runs/large
+    """
+    emit(forecast.grade(LadderConfig.read(ladder), run), as_json)
