@@ -279,8 +279,7 @@ class Program(CommandGroup):
             return self.core_command(cmd_name)
         if plugins.path_of(self.extensions, cmd_name) is None:
             return None
-        command: click.Command = plugins.load(self.extensions, cmd_name)
-        return command
+        return with_common_options(plugins.load(self.extensions, cmd_name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, known in self.summaries().items():

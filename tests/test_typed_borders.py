@@ -33,6 +33,7 @@ FREE: dict[str, str] = {
     "olm_train/train_module.py TransformerTrainModule.load_state_dict": _TORCH,
     "olm_train/train_module.py TransformerTrainModule.state_dict": _TORCH,
     "olm_train/train_module_base.py TrainModule.load_state_dict": _TORCH,
+    "olm_train/extensions/ladder/config.py LadderConfig.sizes": "options, as train.yaml has them",
     "olm_train/extensions/launch/config.py DstackConfig.resources": _SCHEDULER,
     "olm_train/extensions/launch/config.py K8sConfig.pod": _SCHEDULER,
     "olm_train/extensions/launch/config.py SkypilotConfig.file_mounts": _SCHEDULER,

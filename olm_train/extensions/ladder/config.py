@@ -51,10 +51,7 @@ class LadderConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         for length in self.tokens:
-            if (
-                length.unit not in (DurationUnit.tokens, DurationUnit.chinchilla)
-                or not length.value
-            ):
+            if length.unit not in UNITS or not length.value:
                 raise UsageError(
                     f"a length of a ladder is in tokens or chinchilla, above 0, not {length}",
                     where="tokens",
