@@ -24,7 +24,7 @@ def test_the_fit_is_what_it_was() -> None:
     assert (found.points, found.sizes, found.held_out_error) == (9, 3, None)
     assert found.residual == pytest.approx(0.0290, rel=0.01)
     assert found.law.beta == pytest.approx(0.299, rel=0.01)
-    assert found.law.E == pytest.approx(1.731, rel=0.01)
+    assert pytest.approx(1.731, rel=0.01) == found.law.E
 
 
 def test_what_the_points_leave_open_is_said() -> None:
