@@ -15,7 +15,9 @@ import yaml
 from jsonschema import Draft202012Validator
 from support.pages import REPOSITORY
 
+from olm_data.config.schema import schema_of
 from olm_data.mixture.schema import PATH as MIXTURE
+from olm_train.extensions.ladder.config import LadderConfig
 from olm_train.run.reference import PATH as TRAINING
 
 SCHEMAS = {
@@ -58,7 +60,7 @@ def test_what_a_page_shows_is_taken(part: str | None, text: str) -> None:
     if part is not None:
         kinds = [without_required(schema(SCHEMAS[part]))]
     else:
-        kinds = [schema(path) for path in SCHEMAS.values()]
+        kinds = [*map(schema, SCHEMAS.values()), schema_of(LadderConfig, "ladder.yaml")]
     mistakes = [
         [error.message for error in Draft202012Validator(kind).iter_errors(content)]
         for kind in kinds
