@@ -19,11 +19,10 @@ import msgspec
 from olm_data.errors import ValidationError
 from olm_data.run_log.lines import append_line
 from olm_data.run_log.log import RunLog
+from olm_data.run_log.metric_names import EVAL_CE_LOSS
 from olm_train.extensions.ladder.config import LadderConfig
 from olm_train.extensions.ladder.plan import Plan, Rung
 from olm_train.extensions.ladder.points import RESULTS, Point, read_points
-
-CE = "CE loss"
 
 
 def train(ladder: LadderConfig, plan: Plan, say: Callable[[str], None]) -> int:
@@ -70,7 +69,7 @@ def point_of(ladder: LadderConfig, dataset: str, rung: Rung) -> Point:
     loss = losses(folder, dataset).get(rung.steps)
     if loss is None:
         raise ValidationError(
-            f"the run has no {CE} of {dataset} at step {rung.steps:,}", where=str(folder)
+            f"the run has no {EVAL_CE_LOSS} of {dataset} at step {rung.steps:,}", where=str(folder)
         )
     return Point(
         name=rung.name,
@@ -86,5 +85,8 @@ def point_of(ladder: LadderConfig, dataset: str, rung: Rung) -> Point:
 
 def losses(folder: Path, dataset: str) -> dict[int, float]:
     """Return the loss of a held-out set by the steps done before, in nats a token."""
-    given = {e.step: e.results.get(dataset, {}).get(CE) for e in RunLog.read(folder).evaluations}
+    given = {
+        e.step: e.results.get(dataset, {}).get(EVAL_CE_LOSS)
+        for e in RunLog.read(folder).evaluations
+    }
     return {step: loss for step, loss in given.items() if loss is not None}

@@ -124,6 +124,8 @@ class Agent:
         done = False
         while not met.check([_VERDICT]):
             codes = [rank.poll() for rank in self._running]
+            if self.signalled:  # said before what it may have ended
+                self.store.set(_STOPPED, "")
             failed = {n: self._code(code) for n, code in enumerate(codes) if code}
             if failed:
                 n = first(failed)
@@ -134,8 +136,6 @@ class Agent:
                 done = True
             if done and met.add("done", 0) == self.nodes:
                 return 0
-            if self.signalled:
-                self.store.set(_STOPPED, "")
             threading.Event().wait(POLL)
         code, rank = (int(word) for word in bytes(met.get(_VERDICT)).split())
         if self.node == 0:
