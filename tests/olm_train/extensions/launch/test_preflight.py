@@ -86,7 +86,7 @@ def late(collective: Callable[..., Any], seconds: float, data: Any, group: Any) 
 def measure(slow_rank: int, ranks: int) -> tuple[dict[str, list[float]], float]:
     """Rates where one rank is late at each exchange, and what one exchange is checked against."""
     world = group_world()
-    seconds = 0.3 if world.rank == slow_rank else 0.0
+    seconds = 1.0 if world.rank == slow_rank else 0.0
     collectives = {name: partial(late, COLLECTIVES[name], seconds) for name in LATE}
     rates = rates_of(world, ranks, 1, collectives)
     data = torch.full((2,), float(world.rank + 1))
@@ -95,6 +95,7 @@ def measure(slow_rank: int, ranks: int) -> tuple[dict[str, list[float]], float]:
     return rates, float(data[0])
 
 
+@pytest.mark.slow
 def test_a_node_with_a_slow_network_is_named_among_four() -> None:
     outcomes = run_ranks(measure, 4, 2, 1)
     rates, total = outcomes[0]
