@@ -11,13 +11,11 @@ import logging
 import os
 import re
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,6 +36,9 @@ def version_option(program: str) -> Callable[[Any], Any]:
     def tell(context: click.Context, _: click.Parameter, asked: bool) -> None:
         if not asked or context.resilient_parsing:
             return
+        import subprocess
+        from importlib.metadata import PackageNotFoundError, version  # a third of each start
+
         said = [f"{program}, version {olm_data.__version__}"]
         with suppress(PackageNotFoundError):
             said.append(f"torch {version('torch')}")

@@ -81,14 +81,13 @@ def describe(device: torch.device) -> dict[str, str]:
         found["cuda"] = str(torch.version.cuda)
         if DRIVER.exists():
             found["driver"] = DRIVER.read_text().partition("\n")[0]
-    return found | _packages()
+    return found | {f"package {name}": version for name, version in packages().items()}
 
 
 @cache  # what a process has imported does not change any more
-def _packages() -> dict[str, str]:
-    """Return the version of each installed package, as `package NAME`, sorted."""
-    found = dict(_name_and_version(package) for package in metadata.distributions())
-    return {f"package {name}": found[name] for name in sorted(found)}
+def packages() -> dict[str, str]:
+    """Return the version of each installed package by its name, sorted."""
+    return dict(sorted(map(_name_and_version, metadata.distributions())))
 
 
 def _name_and_version(package: metadata.Distribution) -> tuple[str, str]:

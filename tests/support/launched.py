@@ -15,6 +15,7 @@ from support.runs import config_values, environment
 
 SAID = """\
 import sys
+import time
 from dataclasses import dataclass
 
 from olm_train import Callback
@@ -22,8 +23,13 @@ from olm_train import Callback
 
 @dataclass(kw_only=True)
 class Said(Callback):
+    wait: float = 0.0
+
     def pre_train(self):
         print("code one", file=sys.stderr, flush=True)
+
+    def post_step(self, *_):
+        time.sleep(self.wait)
 """
 
 

@@ -33,19 +33,11 @@ class Design(NamedTuple):
 
     def errors(self) -> dict[str, float]:
         """Return the standard errors of alpha and beta, relative; infinite: not determined."""
-        spread = np.sqrt(np.diag(self._covariance()))
+        spread = np.sqrt(np.diag(self.covariance()))
         return {
             "alpha": float(spread[2] / self.law.alpha),
             "beta": float(spread[4] / self.law.beta),
         }
-
-    def forecast_error(self, parameters: float, tokens: float) -> float:
-        """Return the standard error of the loss of another run, relative, without its own noise."""
-        predicted, slope = self._slopes([parameters], [tokens])
-        covariance = self._covariance()
-        if not np.isfinite(covariance).all():
-            return float("inf")
-        return float(np.sqrt(slope[0] @ covariance @ slope[0])) if predicted.size else 0.0
 
     def problems(self) -> list[str]:
         """Return why this design cannot separate the exponents; none where it can."""
@@ -75,7 +67,7 @@ class Design(NamedTuple):
 
     def information(self) -> float:
         """Return the log determinant of the information, of a design that may be singular."""
-        _, slopes = self._slopes(self.parameters, self.tokens)
+        slopes = self.slopes(self.parameters, self.tokens)
         square = slopes.T @ slopes / self.noise**2
         return float(np.linalg.slogdet(square + 1e-6 * np.eye(5))[1])
 
@@ -96,21 +88,19 @@ class Design(NamedTuple):
         payable = [one for one in new if one[0] * one[1] <= most] or new
         return max(payable, key=lambda one: self.with_run(*one).information())
 
-    def _slopes(
-        self, parameters: Sequence[float] | Floats, tokens: Sequence[float] | Floats
-    ) -> tuple[Floats, Floats]:
-        """Return predicted losses [runs], and the slopes of their logarithms [runs, 5]."""
+    def slopes(self, parameters: Floats, tokens: Floats) -> Floats:
+        """Return the slopes of the logarithms of losses, by the parameters: [runs, 5]."""
         centre = np.log(self.parameters).mean(), np.log(self.tokens).mean()
         size, length = np.log(parameters) - centre[0], np.log(tokens) - centre[1]
         law = self.law
         log_a, log_b = np.log(law.A) - law.alpha * centre[0], np.log(law.B) - law.beta * centre[1]
         theta = np.array([law.E, log_a, law.alpha, log_b, law.beta])
         predicted, slopes = gradients(theta, size, length)
-        return predicted, slopes / predicted[:, None]
+        return slopes / predicted[:, None]
 
-    def _covariance(self) -> Floats:
+    def covariance(self) -> Floats:
         """Return the covariance of (E, log A, alpha, log B, beta) about the mean of the runs."""
-        _, slopes = self._slopes(self.parameters, self.tokens)
+        slopes = self.slopes(self.parameters, self.tokens)
         scale = np.linalg.norm(slopes, axis=0)
         if not scale.all():
             return np.full((5, 5), np.inf)

@@ -67,12 +67,11 @@ class Runs(NamedTuple):
 def fit(runs: Runs) -> Law:
     """Return the law that describes runs best.
 
-    Whether they determine it is for `design.assess` to say: any five are fitted.
+    Whether they determine it is for `fit.determined` to say: any five are fitted.
     """
     centre, size, length = _centred(runs)
-    ones = np.ones((1, len(runs.loss)))
     theta = _projected(size, length, runs.loss)
-    found = _refined(theta[None], size, length, runs.loss[None], ones)
+    found = _refined(theta[None], size, length, runs.loss[None])
     return _law(found[0], centre)
 
 
@@ -95,7 +94,7 @@ def resampled(runs: Runs, law: Law, draws: int, seed: int = 0) -> list[Law]:
     drawn *= np.sqrt(len(errors) / random.chisquare(free, (draws, 1)))
     losses = predicted * np.maximum(1 + drawn, 0.1)
     start = np.repeat(_theta(law, centre)[None], draws, axis=0)
-    found = _refined(start, size, length, losses, np.ones_like(losses))
+    found = _refined(start, size, length, losses)
     return [_law(theta, centre) for theta in found]
 
 
@@ -166,13 +165,13 @@ def gradients(theta: Floats, size: Floats, length: Floats) -> tuple[Floats, Floa
     return e + by_size + by_length, np.stack(parts, axis=-1)
 
 
-def _refined(theta: Floats, size: Floats, length: Floats, loss: Floats, weight: Floats) -> Floats:
+def _refined(theta: Floats, size: Floats, length: Floats, loss: Floats) -> Floats:
     """Return the parameters of least Huber loss near `theta`, for each row (Levenberg, Marquardt).
 
     Args:
-        theta: float64 [rows, 5]. loss, weight: float64 [rows, runs].
+        theta: float64 [rows, 5]. loss: float64 [rows, runs].
     """
-    spread = np.sqrt(loss.shape[1] / max(loss.shape[1] - 5, 1))
+    weight, spread = np.ones_like(loss), np.sqrt(loss.shape[1] / max(loss.shape[1] - 5, 1))
     for again in range(REWEIGHTS):
         if again:
             size_of = np.abs(gradients(theta, size, length)[0] / loss - 1)

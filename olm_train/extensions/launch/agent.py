@@ -33,7 +33,6 @@ from olm_data.errors import OlmError, UsageError
 from olm_data.extras import needs
 from olm_data.storage.store import Store
 from olm_train.extensions.launch.exit_codes import LOST_RANK, ends_with, exit_code, first
-from olm_train.extensions.launch.snapshot import TRAIN, Snapshot, verify, verify_surroundings
 
 with needs("training"):
     import torch.distributed as dist
@@ -41,6 +40,7 @@ with needs("training"):
     from olm_train.checkpoint.manifest import Manifest, candidates, step_of
     from olm_train.distributed.preempt import REQUEUE_EXIT_CODE, SIGNALS, name_of
     from olm_train.distributed.world import FAREWELL, START_TIMEOUT, meeting_place
+    from olm_train.extensions.launch.snapshot import TRAIN, Snapshot, verify, verify_surroundings
 
 POLL = 0.2
 """Seconds between two looks at the ranks."""

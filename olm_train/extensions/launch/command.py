@@ -23,12 +23,12 @@ from olm_data.errors import ResourceError, UsageError, shown
 from olm_data.extras import needs
 from olm_data.storage.disk import write_durable
 from olm_train.extensions.launch.config import LaunchConfig
-from olm_train.extensions.launch.jobs import IMAGES, SCHEDULERS, Job, job
-from olm_train.extensions.launch.snapshot import Snapshot, Taken, checkout, installed, take
 
 with needs("training"):
     from olm_data.mixture.lock import Lock
     from olm_train.checkpoint.documents import default_work_dir
+    from olm_train.extensions.launch.jobs import IMAGES, SCHEDULERS, Job, job
+    from olm_train.extensions.launch.snapshot import Snapshot, Taken, checkout, installed, take
     from olm_train.run.config import RunConfig
 
 

@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +27,7 @@ from olm_data.errors import InputError, ResourceError, UsageError, ValidationErr
 from olm_data.mixture.lock import Lock
 from olm_data.regular_files import MAX_DOCUMENT, read_regular
 from olm_data.storage.disk import io_errors
+from olm_train.callbacks.environment import packages
 
 MANIFEST, TRAIN, CODE = "snapshot.json", "train.yaml", "code"
 MOST_NAMED = 5
@@ -77,7 +77,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 def installed() -> tuple[str, ...]:
     """Return `NAME==VERSION` of each installed package, sorted."""
-    return tuple(sorted({f"{one.name}=={one.version}" for one in metadata.distributions()}))
+    return tuple(f"{name}=={version}" for name, version in packages().items())
 
 
 def checkout(folder: Path) -> Path | None:

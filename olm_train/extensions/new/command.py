@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
+from typing import NamedTuple
 
 import click
+import msgspec
 import yaml
 
 from olm_data.bounded_json import JsonObject
-from olm_data.command import Command
+from olm_data.command import Command, say
 from olm_data.config.schema import modeline
+from olm_data.counts import counted
 from olm_data.errors import ConflictError, InputError, UsageError, suggest
 from olm_data.extras import needs
 from olm_data.mixture.schema import PATH as MIXTURE
 from olm_data.printing import emit
+from olm_data.sources.formats import KNOWN, TEXT_PER_COMPRESSED_BYTE, codec_of, format_of
 
 with needs("planning a model"):
     from olm_train.estimate.gpus import gpu_named
@@ -28,9 +33,6 @@ with needs("planning a model"):
 
 ALSO = {"gpt2-124m": "gpt2-small", "gpt2-355m": "gpt2-medium"}
 """Other names of presets that people type."""
-READ = re.compile(r"\.(jsonl|json|txt|csv|tsv|parquet|arrow|html?|warc|pdf)(\.(gz|zst))?$", re.I)
-PACKED = 4
-"""Bytes of text in a byte of a compressed file, about."""
 
 
 @click.command(cls=Command)
@@ -57,49 +59,93 @@ def main(name: str, data: str, shape: str | None, gpu: str | None, as_json: bool
     folder = Path(name)
     if folder.exists():
         raise ConflictError("the folder is there", where=name, fix="take another name")
-    sources = sources_of(Path(data))
-    made = plan(sum(sources.values()), shape, gpu_named(gpu) if gpu else None)
-    places = {one: os.path.relpath(Path(data, one), folder) for one in sources}
-    if list(sources) == [Path(data).stem]:
-        places = {Path(data).stem: os.path.relpath(data, folder)}
+    found = look(Path(data))
+    made = plan(found.size, shape, gpu_named(gpu) if gpu else None)
+    places = {one: os.path.relpath(place, folder) for one, (place, _) in found.sources.items()}
     files = {
-        "mix.yaml": mix_yaml(made, list(sources)),
-        "train.yaml": train_yaml(made, list(sources)),
+        "mix.yaml": mix_yaml(made, list(places)),
+        "train.yaml": train_yaml(made, list(places)),
         "README.md": readme(made, folder.name, places),
     }
     folder.mkdir(parents=True)
     for file, text in files.items():
         (folder / file).write_text(text)
-    facts = {
-        "folder": name, "preset": made.preset, "bytes": sum(sources.values()),
-        "tokens": made.tokens, "epochs": made.epochs, "parameters": made.model.num_params,
-    }  # fmt: skip
-    said = [
-        f"{key} {value:,}" if isinstance(value, int) else f"{key} {value}"
-        for key, value in facts.items()
-    ]
-    emit(facts, as_json, [*said, f"next: the commands in {folder / 'README.md'}"])
+    said = Written(
+        folder=name,
+        preset=made.preset,
+        bytes=found.size,
+        files_of_no_format=found.others,
+        tokens=made.tokens,
+        epochs=made.epochs,
+        parameters=made.model.num_params,
+    )
+    emit(said, as_json)
+    say(f"next: the commands in {folder / 'README.md'}")
 
 
-def sources_of(data: Path) -> dict[str, int]:
-    """Return bytes of text by source: the subfolders that hold any, or all of it as one.
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """What was decided.
+
+    Attributes:
+        bytes: of text, of compressed files about.
+        files_of_no_format: files there that `olm-data tokenize` does not read by their names.
+        tokens: of the text, estimated.
+    """
+
+    folder: str
+    preset: str
+    bytes: int
+    files_of_no_format: int
+    tokens: int
+    epochs: float
+    parameters: int
+
+
+class Text(NamedTuple):
+    """What lies in a folder: place and bytes of each source, and how many files are no text."""
+
+    sources: dict[str, tuple[Path, int]]
+    others: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of text."""
+        return sum(size for _, size in self.sources.values())
+
+
+def look(data: Path) -> Text:
+    """Return what is there: a source for each subfolder that holds text, or all of it as one.
 
     Raises:
         InputError: there is no file of text.
     """
     files = [data] if data.is_file() else sorted(one for one in data.rglob("*") if one.is_file())
-    sizes = dict[str, int]()
+    sizes, others = dict[Path, int](), 0
     for file in files:
-        if match := READ.search(file.name):
-            inside = file.relative_to(data).parts
-            source = inside[0] if len(inside) > 1 else ""
-            text = file.stat().st_size * (PACKED if match[2] or match[1] == "parquet" else 1)
-            sizes[source] = sizes.get(source, 0) + text
+        kind, inside = format_of(file.name), file.relative_to(data).parts
+        if kind is None:
+            others += 1
+            continue
+        packed = kind == "parquet" or codec_of(file.name) is not None
+        text = file.stat().st_size * (TEXT_PER_COMPRESSED_BYTE if packed else 1)
+        place = data / inside[0] if len(inside) > 1 else data
+        sizes[place] = sizes.get(place, 0) + text
     if not sum(sizes.values()):
         raise InputError(
-            "no text here", where=str(data), fix="give a folder of .jsonl, .parquet or .txt files"
+            "no text here",
+            where=str(data),
+            why=f"{counted(others, 'file')} of no known format" if others else None,
+            fix=f"give a folder of files that end in {KNOWN}",
         )
-    return sizes if "" not in sizes else {data.stem: sum(sizes.values())}
+    sources = {_source(place): (place, size) for place, size in sizes.items()}
+    if data in sizes or len(sources) < len(sizes):
+        sources = {_source(data): (data, sum(sizes.values()))}
+    return Text(sources, others)
+
+
+def _source(place: Path) -> str:
+    """Return the name of a folder or file as a manifest takes it for a source."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", place.resolve().stem).strip("-")[:64] or "text"
 
 
 def mix_yaml(made: Plan, sources: list[str]) -> str:
@@ -167,10 +213,10 @@ def flow(value: JsonObject) -> str:
 
 def readme(made: Plan, name: str, places: dict[str, str]) -> str:
     """Return README.md."""
-    ranks, inputs = made.recipe.gpus if made.recipe else 1, " ".join(places.values())
+    ranks, inputs = made.recipe.gpus if made.recipe else 1, shlex.join(places.values())
     run = f"torchrun --nproc-per-node={min(ranks, 8)} -m olm_train.run train.yaml"
     tokenize = "".join(
-        f"olm-data tokenize {place} --tokenizer tokenizer.json --output tokens/{one} "
+        f"olm-data tokenize {shlex.quote(place)} --tokenizer tokenizer.json --output tokens/{one} "
         f"--holdout {made.holdout:g}\n"
         for one, place in places.items()
     )

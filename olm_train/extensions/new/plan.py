@@ -70,9 +70,7 @@ class Plan:
 
 def plan(size: int, name: str | None, gpu: Gpu | None) -> Plan:
     """Return the plan for `size` bytes of text, a preset or the best one, a GPU or none."""
-    vocab_size, bytes_a_token = next(
-        (v, b) for most, v, b in VOCABULARIES if size < most or not most
-    )
+    vocab_size, bytes_a_token = next((v, b) for most, v, b in VOCABULARIES if size < most)
     tokens = max(int(size / bytes_a_token), 1)
     chosen = name or _best(tokens, vocab_size, gpu)
     model = preset(chosen, vocab_size=vocab_size)

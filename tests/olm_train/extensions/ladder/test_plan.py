@@ -45,7 +45,9 @@ def test_predicted_errors_are_those_that_fits_have() -> None:
     errors = design.errors()
     assert np.std(found[:, 2]) / EPOCH.alpha == pytest.approx(errors["alpha"], rel=0.35)
     assert np.std(found[:, 4]) / EPOCH.beta == pytest.approx(errors["beta"], rel=0.35)
-    assert design.forecast_error(7e9, 140e9) == pytest.approx(0.0075, abs=0.0005)
+    (slope,) = design.slopes(np.array([7e9]), np.array([140e9]))
+    forecast_error = np.sqrt(slope @ design.covariance() @ slope)
+    assert forecast_error == pytest.approx(0.0075, abs=0.0005)
 
 
 @pytest.mark.parametrize(

@@ -81,3 +81,20 @@ def test_a_job_whose_snapshot_was_changed_refuses_and_does_not_come_back(
     assert not re.search("code (one|two)", log.read_text())
     assert re.search(r"ExitCode=3:0", slurm.run("scontrol", "show", "job", job))
     assert not (tmp_path / "project" / "run").exists()
+
+
+def test_a_job_that_is_cancelled_saves_and_does_not_come_back(
+    slurm: Cluster, tiny_mixture: Path, tmp_path: Path
+) -> None:
+    slow = ["--trainer.callbacks.said.wait=1.0"]
+    config = write_project(tmp_path / "project", tiny_mixture, nodes=2, options=slow)
+    job, log = submitted(config)
+    run = tmp_path / "project" / "run"
+    wait_until(lambda: (run / "metrics.jsonl").exists() and len(metrics(run)) > 1, "a step")
+    slurm.run("scancel", job)
+    wait_until(lambda: not slurm.run("squeue", "-h", "-j", job), "the job's end")
+
+    said, state = log.read_text(), slurm.run("scontrol", "show", "job", job)
+    assert "saved checkpoint" in said, said
+    assert "JobState=CANCELLED" in state, state
+    assert "Restarts=0" in state

@@ -14,13 +14,15 @@ from support.tokenizing import texts, write_jsonl
 from olm_data.cli import cli
 from olm_data.errors import InputError
 from olm_train.estimate.gpus import GPUS
-from olm_train.extensions.new.command import main, sources_of
+from olm_train.extensions.new.command import look, main, readme
 from olm_train.extensions.new.plan import ENOUGH, MOST_EPOCHS, plan
 from olm_train.run.command import main as train
 
+PLAN = plan(10**6, None, None)
+
 
 def new(*words: str) -> str:
-    return CliRunner().invoke(main, words, catch_exceptions=False).output
+    return CliRunner().invoke(main, words, catch_exceptions=False).stdout
 
 
 def test_the_commands_it_writes_train_on_a_text(
@@ -71,9 +73,27 @@ def test_a_preset_goes_by_its_published_name_too(tmp_path: Path) -> None:
 
 
 def test_compressed_text_counts_more_and_no_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.txt.gz").write_bytes(b"1234")
-    (tmp_path / "b.txt").write_bytes(b"1234")
-    assert sources_of(tmp_path) == {tmp_path.name: 20}
-    (tmp_path / "c").mkdir()
-    with pytest.raises(InputError, match="no text"):
-        sources_of(tmp_path / "c")
+    text = tmp_path / "text"
+    text.mkdir()
+    (text / "a.txt.gz").write_bytes(b"1234")
+    (text / "b.md").write_bytes(b"1234")
+    assert look(text).sources == {"text": (text, 16)}
+    (text / "c").mkdir()
+    (text / "c" / "d.exe").write_bytes(b"1234")
+    assert look(text).others == 1
+    with pytest.raises(InputError, match="1 file of no known format"):
+        look(text / "c")
+
+
+def test_sources_have_names_that_a_manifest_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("my notes", "web"):
+        (tmp_path / "all of it" / name).mkdir(parents=True)
+        (tmp_path / "all of it" / name / "a.txt").write_text("a")
+    assert set(look(tmp_path / "all of it").sources) == {"my-notes", "web"}
+    (tmp_path / "all of it" / "my_notes").mkdir()
+    (tmp_path / "all of it" / "my_notes" / "a.txt").write_text("a")
+    monkeypatch.chdir(tmp_path / "all of it")
+    assert look(Path()).sources == {"all-of-it": (Path(), 3)}  # two would have one name
+    assert "tokenize '../my notes' --" in readme(PLAN, "mine", {"my-notes": "../my notes"})
