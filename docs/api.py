@@ -8,6 +8,8 @@ __init__.pyi -> where each name is defined -> its source, parsed and never impor
 from __future__ import annotations
 
 import ast
+import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,7 +64,13 @@ def members(node: Named) -> Iterator[ast.FunctionDef]:
 
 def text_of(node: Named) -> str:
     """Return signature and docstring as a block that shows them as they are."""
-    return f"```\n{signature(node)}\n\n{ast.get_docstring(node) or ''}".rstrip() + "\n```\n"
+    folded = []
+    for line in signature(node).splitlines():  # after a comma
+        indent = line[: -len(line.lstrip())]
+        held = re.sub("(?<!,) ", "\xa0", line.strip())
+        folded.append(textwrap.fill(indent + held, 88, subsequent_indent=f"{indent}    "))
+    called = "\n".join(folded).replace("\xa0", " ")
+    return f"```\n{called}\n\n{ast.get_docstring(node) or ''}".rstrip() + "\n```\n"
 
 
 def page(package: str) -> str:
