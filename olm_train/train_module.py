@@ -245,7 +245,7 @@ class TransformerTrainModule(GradientStep):
 
     def _shares(self, batches: Sequence[Batch | AnyBatch]) -> list[Batch]:
         """Return the micro-batches on the device; where ranks share them, this one's tokens."""
-        found, context, tensor = [Batch.of(batch) for batch in batches], self._context, self._tensor
+        found, context = [Batch.of(batch) for batch in batches], self._context
         if self._deal is not None:
             found = [self._deal(batch) for batch in found]
         found = [self._batch(batch) for batch in found]
@@ -254,9 +254,14 @@ class TransformerTrainModule(GradientStep):
             self._compared = True
         if context is not None:
             found = [Share.take(batch, context.rank, context.contexts) for batch in found]
-        if tensor is None:
-            return found
-        return [Slice.take(batch, tensor.ranks.rank, tensor.ranks.degree) for batch in found]
+        return self._slices(found)
+
+    def _slices(self, batches: list[Batch]) -> list[Batch]:
+        """Return the tokens that this rank has between products of matrices."""
+        if self._tensor is None:
+            return batches
+        ranks = self._tensor.ranks
+        return [Slice.take(batch, ranks.rank, ranks.degree) for batch in batches]
 
     def _watched(self, batch: Batch, by_label: Tensor) -> tuple[Batch, Tensor]:
         if self._tensor is not None and isinstance(batch, Slice):
@@ -308,10 +313,10 @@ class TransformerTrainModule(GradientStep):
             chunk_size=chunk_size,
             fp32_logits=fp32_logits,
         )
-        if self._pipeline is not None:
-            return self._pipelined_losses(here, by_label)
 
         def losses(batch: Batch) -> Tensor:
+            if self._pipeline is not None:
+                return self._pipelined_losses(batch, by_label)
             batch = batch.to(self.world.device)
             return self._reduce(batch, partial(by_label, labels=batch.labels))
 
@@ -322,7 +327,8 @@ class TransformerTrainModule(GradientStep):
         assert self._pipeline is not None
         batches = [each.to(self.world.device) for each in self._pipeline.gather(batch.to("cpu"))]
         found = self._pipeline.look(
-            batches, lambda _, each: self._reduce(each, partial(by_label, labels=each.labels))
+            self._slices(batches),
+            lambda n, each: self._reduce(each, partial(by_label, labels=batches[n].labels)),
         )
         if not self._pipeline.last:
             found = [torch.zeros(b.labels.shape, device=self.world.device) for b in batches]

@@ -107,7 +107,6 @@ class TransformerTrainModuleConfig(Config):
         if self.float8_config is not None:
             self.float8_config.check_tokens(tokens)
         apart = {
-            "pp_config": self.pp_config is not None,
             "float8_config": self.float8_config is not None,
             "optim: {name: dion}": isinstance(self.optim, DionConfig),
         }

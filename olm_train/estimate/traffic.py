@@ -141,7 +141,7 @@ def _of_tokens(
     again, layers = module.ac_config.recomputed(model.n_layers), len(part.layers)
     passes = (2 + again) * size
     state = size * model.d_model
-    yield "pp", state * part.sends
+    yield "pp", state * part.sends / mesh.tp
     heads, keys = (n * model.head_size // mesh.tp for n in (model.n_heads, model.kv_heads))
     if module.cp_config is not None:
         gathered, sent = keys * model.attention.shift_keys, passes * layers * (mesh.cp - 1)
@@ -161,8 +161,10 @@ def _of_tokens(
         # tokens gathered for rows of a matrix and again for their gradient, which is scattered, as
         # is what columns of the next one make; its gradient is gathered
         yield "tp", (5 + 2 * again) * state * (2 - routes) * _away(mesh.tp)
-    # of the embeddings and of the head, there and back; labels
-    yield "tp", (4 * state + LABEL + 2 * SUMS * FP32) * _away(mesh.tp)
+    if 0 in part.layers:  # the embeddings, there and back
+        yield "tp", 2 * state * _away(mesh.tp)
+    if model.n_layers - 1 in part.layers:  # the head; labels
+        yield "tp", (2 * state + LABEL + 2 * SUMS * FP32) * _away(mesh.tp)
 
 
 def _needed(

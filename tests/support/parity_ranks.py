@@ -43,6 +43,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2 x ep2": TENSOR | EXPERTS,
     "cp2 x ep2": NEEDED | EXPERTS,
     "pp2 x cp2": PIPELINE | CONTEXT,
+    "pp2 x tp2": PIPELINE | TENSOR,
     "pp2 x ep2": PIPELINE | EXPERTS,
 }
 """The ranks that are left share rows as `fsdp` does: of four, tp2 is fsdp2 x tp2."""

@@ -48,6 +48,7 @@ from olm_train.parallel.config import (
     ExpertParallelConfig,
     PipelineParallelConfig,
     PipelineSchedule,
+    TensorParallelConfig,
 )
 from olm_train.train_module import TransformerTrainModule
 
@@ -60,6 +61,7 @@ SCHEDULES: tuple[PipelineSchedule, ...] = (
 )
 QUICK: tuple[PipelineSchedule, ...] = ("1f1b", "interleaved_1f1b", "dualpipev")
 DENSE = replace(MODEL, n_layers=5)
+EVEN = DENSE.changed(vocab_multiple=2)
 EXPERTS = {name: replace(of_experts(**how), n_layers=4) for name, how in BALANCES.items()}
 KEPT = {"reshard_after_forward": False}
 FULL = ActivationCheckpointingConfig(mode="full")
@@ -129,7 +131,7 @@ def two_checks(folder: str) -> dict[Any, Any]:
         results[schedule] = steps(piped(schedule=schedule))
     results["global_aux"] = steps(piped(model=EXPERTS["global_aux"]))
     results["resumed"] = resumed(Path(folder))
-    results["seen"] = seen()
+    results["seen"] = seen(piped(schedule="zero_bubble"))
     results["non-finite"] = non_finite()
     results["refused"] = refused()
     results["lost"] = lost()  # the last one: the group is broken after it
@@ -170,6 +172,11 @@ def four_checks() -> dict[Any, Any]:
     results["dealt"] = steps(piped(model=EXPERTS["sequence_aux"], ep_config=dealt))
     results["muon"] = steps(piped(optim=OPTIMS["muon"]))
     results["evaluated"] = evaluated(piped(schedule="interleaved_1f1b"), LENGTHS[:2])
+    tensor = {"model": EVEN, "tp_config": TensorParallelConfig(degree=2)}
+    cut = piped(schedule="dualpipev", sharing=KEPT, **tensor)
+    results["cut, evaluated"] = evaluated(cut, LENGTHS[world().rank : world().rank + 2])
+    results["cut"] = steps(cut)
+    results["cut, seen"] = seen(cut)
     return results
 
 
@@ -231,9 +238,9 @@ def saved_values(module: TransformerTrainModule, folder: Path) -> list[str]:
     return [*Checkpoint(store, Manifest.read(store)).index.values]
 
 
-def seen() -> list[tuple[Tensor, Tensor]]:
+def seen(module: TransformerTrainModule) -> list[tuple[Tensor, Tensor]]:
     """Rows and losses of labels that `watch_losses` is shown."""
-    module, found = piped(schedule="zero_bubble"), list[tuple[Tensor, Tensor]]()
+    found = list[tuple[Tensor, Tensor]]()
     module.watch_losses = lambda batch, by_label: found.append((batch.rows, by_label))
     module.train_step(batches(module, 1), 1, 6)
     return found

@@ -51,6 +51,11 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "pipeline": ("fsdp", {"reshard_after_forward": False}, {"pp_config": STAGES}),
+    "pipeline, tensor": (
+        "fsdp",
+        {"reshard_after_forward": False},
+        {"pp_config": STAGES, "tp_config": TensorParallelConfig(degree=2), "model": EVEN},
+    ),
     "experts": ("fsdp", {}, {"ep_config": ExpertParallelConfig(degree=2), "model": of_experts()}),
 }
 

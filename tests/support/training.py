@@ -198,13 +198,7 @@ def load(module: TransformerTrainModule, folder: Path, step: int = 2) -> Transfo
 
 def whole(tensor: torch.Tensor, world: World) -> torch.Tensor:
     """A copy of a tensor, put together if it is sharded; every rank calls it."""
-    if tensor_cut(tensor) is None:
-        return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
-    found = torch.full(tensor.shape, torch.nan, dtype=tensor.dtype)
-    for blocks in world.gather(local_blocks(tensor)):
-        for part, where in blocks:
-            found[where] = part
-    return found
+    return _together({"": {"": tensor}}, world)[""][""]
 
 
 def full(module: TransformerTrainModule, given: Any = None) -> dict[str, dict[str, torch.Tensor]]:
@@ -213,14 +207,31 @@ def full(module: TransformerTrainModule, given: Any = None) -> dict[str, dict[st
     Args:
         given: tensors by part and name, in the place of the state's.
     """
-    found = {
-        part: {name: whole(x, module.world).cpu() for name, x in tensors.items()}
-        for part, tensors in (given or module.state_dict()).items()
+    return _together(given or module.state_dict(), module.world)
+
+
+def _together(state: dict[str, Any], world: World) -> dict[str, dict[str, torch.Tensor]]:
+    """What all ranks have of tensors by part and name; those of a pipeline have other ones."""
+
+    def blocks(tensor: torch.Tensor) -> list[tuple[torch.Tensor, Any]]:
+        if tensor_cut(tensor) is None:
+            return [(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor, ...)]
+        return local_blocks(tensor)
+
+    here = {
+        part: {
+            name: (x.shape, [(b.detach().cpu(), at) for b, at in blocks(x)])
+            for name, x in of.items()
+        }
+        for part, of in state.items()
     }
-    if module.config.pp_config is not None:  # other ranks have other layers
-        for stage in module.world.gather(found):
-            for part, tensors in stage.items():
-                found[part] |= {name: tensor.clone() for name, tensor in tensors.items()}
+    found: dict[str, dict[str, torch.Tensor]] = {part: {} for part in state}
+    for rank in world.gather(here):
+        for part, of in rank.items():
+            for name, (shape, held) in of.items():
+                for block, at in held:
+                    room = torch.full(shape, torch.nan).to(block.dtype)
+                    found[part].setdefault(name, room)[at] = block
     return found
 
 

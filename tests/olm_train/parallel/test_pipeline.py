@@ -14,6 +14,7 @@ import torch
 from support.distributed import run_ranks
 from support.pipeline_ranks import (
     DENSE,
+    EVEN,
     EXPERTS,
     LAYOUTS,
     NAMED,
@@ -21,6 +22,7 @@ from support.pipeline_ranks import (
     SCHEDULES,
     evaluated,
     four_checks,
+    seen,
     slow_checks,
     steps,
     two_checks,
@@ -105,9 +107,7 @@ def test_each_rank_gets_the_losses_of_its_own_evaluation_batch(two: Ranks) -> No
 
 
 def test_losses_of_labels_are_shown_on_every_rank_as_on_one(two: Ranks) -> None:
-    module, expected = build(model=DENSE), list[Any]()
-    module.watch_losses = lambda batch, by_label: expected.append((batch.rows, by_label))
-    train(module, [1] * ROWS, (1,))
+    expected = seen(build(model=DENSE))
     for rank in two:
         for (rows, losses), (row, loss) in zip(rank["seen"], expected, strict=True):
             assert torch.equal(rows, row)
@@ -161,6 +161,22 @@ def test_looped_stages_of_four_ranks_evaluate_as_one(four: Ranks) -> None:
     total, _ = evaluated(build(model=DENSE), LENGTHS[:2])
     for rank in four:
         assert rank["evaluated"][0] == pytest.approx(total, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_so_do_stages_whose_matrices_are_cut(four: Ranks) -> None:
+    """Loss and gradients, evaluation of each rank's own batch, and losses of labels."""
+    module = build(model=EVEN)
+    own = [evaluated(module, LENGTHS[number : number + 2]) for number in range(4)]
+    expected, shown = steps(module), seen(module)
+    for rank, (total, losses) in zip(four, own, strict=True):
+        assert_alike(rank["cut"], expected)
+        assert rank["cut, evaluated"][0] == pytest.approx(total, rel=1e-6)
+        for found, alone in zip(rank["cut, evaluated"][1], losses, strict=True):
+            torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)
+        for (rows, found), (row, alone) in zip(rank["cut, seen"], shown, strict=True):
+            assert torch.equal(rows, row)
+            torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
