@@ -185,8 +185,6 @@ class Run:
             dealt=module.parted,
             accumulates=count > 1,
         ):
-            if mesh.pp > 1 and not dp_config.shards:
-                continue
             config = replace(module, dp_config=dp_config)
             try:
                 require_layout(config, self._decoder, ranks, nodes, self.micro_batches)

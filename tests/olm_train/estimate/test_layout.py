@@ -158,6 +158,55 @@ def test_a_bubble_takes_time() -> None:
     assert few > 1.5 * many
 
 
+def test_a_pipeline_of_many_micro_batches_takes_the_time_of_its_share_of_the_layers() -> None:
+    model = DENSE.changed(d_model=4096, n_heads=32, n_kv_heads=32)
+    run = replace(run_of(model, MODULE, 4), micro_batches=lambda readers: [4096 // readers])
+    staged = replace(MODULE, pp_config=PipelineParallelConfig(degree=4))
+    alone = replace(run, machine=Machine(world_size=1, nodes=1, memory=1))
+    assert run.seconds(staged) == pytest.approx(alone.seconds(MODULE) / 4, rel=0.2)
+
+
+def test_each_layout_is_one_that_ranks_can_have() -> None:
+    run = run_of(DENSE, MODULE, 8, 2)
+    found = [way.config for way in run.layouts(1, 0)[0]]
+    assert all(each.dp_config.shards for each in found if each.pp_config)
+    assert any(each.pp_config for each in found)
+    assert run.layouts(1, 0)[1]["pp"] == "4 layers cannot be cut into 8 stages"
+    narrow = run_of(DENSE, MODULE, 8, 4)
+    assert {
+        way.config.tp_config.degree for way in narrow.layouts(1, 0)[0] if way.config.tp_config
+    } == {2}
+    odd = replace(run, sequence_lengths=[256, 255])
+    assert not any(way.config.tp_config for way in odd.layouts(1, 0)[0])
+    few = replace(run, micro_batches=lambda readers: [3])
+    assert {
+        way.config.pp_config.degree for way in few.layouts(1, 0)[0] if way.config.pp_config
+    } == {2}
+
+
+def test_axes_that_are_set_or_of_no_use_stay_as_they_are() -> None:
+    assert run_of(DENSE, replace(MODULE, cp_config=CP), 4).free == ["tp", "pp"]
+    assert run_of(EXPERTS, MODULE, 4).free == ["tp", "cp", "pp", "ep"]
+
+
+def test_where_all_fits_the_way_of_least_exchange_is_taken_and_else_that_of_least_memory() -> None:
+    run = run_of(DENSE, MODULE, 8, 2)
+    for way in run.layouts(1, 10**12)[0]:
+        assert way.config == run.ways(replace(way.config, dp_config=MODULE.dp_config))[0].config
+    for way in run.layouts(1, 0)[0]:
+        ways = run.ways(replace(way.config, dp_config=MODULE.dp_config))
+        assert way.need == min(each.need for each in ways if not each.offloaded)
+
+
+def test_the_longest_rows_count() -> None:
+    run = run_of(DENSE, MODULE, 4)
+    several = replace(run, sequence_lengths=[64, 256])
+    assert several.seconds(MODULE) == run.seconds(MODULE)
+    assert (
+        several.ways(MODULE) == run.ways(MODULE) != replace(run, sequence_lengths=[64]).ways(MODULE)
+    )
+
+
 def test_what_refuses_axes_is_said() -> None:
     run = run_of(MODEL, MODULE, 2, 1, 1000)
     _, why = chosen(Goal.auto, run)
