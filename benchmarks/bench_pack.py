@@ -3,7 +3,7 @@
     python benchmarks/bench_pack.py
     python benchmarks/bench_pack.py --documents 1e6 --lengths 1024,2048,8192 --loop-documents 1e5
 
-Documents have lognormal lengths (median 400 tokens, as of web text). Plans them in windows with the
+Documents have lognormal lengths (a median of 400 tokens, as of web text, or `--median`). Plans them in windows with the
 packers that `olm-data mix` uses, and, in the same run, with a loop that puts one document at a time
 into the fullest row that has room (best-fit decreasing, a list of rows for each room), on as many
 documents as `--loop-documents` says. Prints seconds of CPU time, best of the rounds, padding,
@@ -89,10 +89,11 @@ def main() -> None:
     parser.add_argument("--documents", type=lambda text: int(float(text)), default=10_000_000)
     parser.add_argument("--loop-documents", type=lambda text: int(float(text)), default=1_000_000)
     parser.add_argument("--lengths", default="2048,8192,5000")
+    parser.add_argument("--median", type=float, default=400, help="tokens of a document")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     rng = np.random.default_rng(0)
-    sizes = np.maximum(1, rng.lognormal(np.log(400), 1.1, args.documents)).astype(np.int64)
+    sizes = np.maximum(1, rng.lognormal(np.log(args.median), 1.1, args.documents)).astype(np.int64)
     print(f"{args.documents:,} documents, {int(sizes.sum()):,} tokens, windows of {WINDOW:,}")
     for length in map(int, args.lengths.split(",")):
         taken = {}
