@@ -13,12 +13,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from support.small_datasets import write_dataset
 
 from olm_data.cli import main
 from olm_data.dataset.dataset import Dataset
@@ -155,62 +153,6 @@ def test_dropped_records_are_counted_by_reason_in_output_and_manifest(shell: She
         assert reason.replace("_", " ") in out.replace("_", " ")
 
 
-def test_nul_and_control_characters_survive_exactly(shell: Shell) -> None:
-    text = "a\x00b\x1b[31m\x7f\r\n\u2028end"
-    (shell.folder / "a.jsonl").write_bytes(lines([{"text": text}]))
-    assert shell.tokenize("a.jsonl")[0] == 0
-    from olm_data.tokenizer.tokenizer import load_tokenizer
-
-    body = Dataset.open("out").document(0).tokens[:-1]
-    assert load_tokenizer(shell.tokenizer).decode(body) == text
-    _, out, _ = shell("show", "document", "out", "0")
-    assert "\x1b" not in out
-    assert "\x00" not in out
-
-
-def test_special_tokens_in_text_are_plain_counted_and_never_ids(shell: Shell) -> None:
-    (shell.folder / "a.jsonl").write_bytes(lines([{"text": "x <|endoftext|> y"}] * 3))
-    code, out, _ = shell.tokenize("a.jsonl")
-    assert code == 0
-    dataset = Dataset.open("out")
-    assert all(np.sum(dataset.document(i).tokens == dataset.eos) == 1 for i in range(3))
-    assert "3" in next(line for line in out.splitlines() if "special" in line)
-
-
-def test_a_wrong_tokenizer_for_a_mix_is_refused(shell: Shell) -> None:
-    write_dataset(shell.folder / "a", [[[1] * 400]], tokenizer="one")
-    write_dataset(shell.folder / "b", [[[1] * 400]], tokenizer="two")
-    text = MANIFEST.replace("{a: 1}", "{a: 1, b: 1}").replace("stages", "  b: {data: ./b}\nstages")
-    (shell.folder / "m.yaml").write_text(text)
-    code, _, err = shell("mix", "m.yaml")
-    assert code == 3
-    assert "different tokenizers" in err
-    assert not (shell.folder / "m.lock.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("edit", "words"),
-    [
-        (lambda t: t.replace("packing", "pakcing"), ["pakcing", "packing", "m.yaml:3"]),
-        (lambda t: t + "version: 1\n", ["version", "m.yaml:8"]),
-        (lambda t: t.replace("tokens: 160", "tokens: 160K"), ["exhausted", "max_epochs"]),
-        (lambda t: t.replace("{a: 1}", "{a: 0}"), ["weights", "m.yaml:7"]),
-        (lambda t: t.replace("{a: 1}", "{b: 1}"), ["b", "m.yaml:7"]),
-    ],
-    ids=["unknown key", "duplicate key", "unreachable", "zero weights", "unknown source"],
-)
-def test_a_bad_mixture_manifest_is_refused_with_its_line(
-    shell: Shell, edit: Callable[[str], str], words: list[str]
-) -> None:
-    write_dataset(shell.folder / "a", [[[1] * 400]])
-    (shell.folder / "m.yaml").write_text(edit(MANIFEST))
-    code, _, err = shell("mix", "m.yaml")
-    assert code == 2, err
-    for word in words:
-        assert word in err
-    assert not (shell.folder / "m.lock.json").exists()
-
-
 def edited_manifest(folder: Path) -> None:
     path = folder / "a" / "manifest.json"
     path.write_text(path.read_text().replace('"documents": 40', '"documents": 41'))
@@ -241,14 +183,6 @@ def test_damage_is_found_by_verify_and_by_reading_rows(
         code, out, err = shell(*command)
         assert code == 3, (command, out, err)
         assert "manifest.json" in out + err or "shard-00000.tokens.npy" in out + err
-
-
-def test_an_unwritable_output_is_refused_before_work(shell: Shell) -> None:
-    (shell.folder / "a.jsonl").write_bytes(lines(GOOD))
-    (shell.folder / "out").write_text("a file, not a folder")
-    code, _, err = shell.tokenize("a.jsonl")
-    assert code == 5, err
-    assert "out" in err
 
 
 def test_an_unknown_tokenizer_and_a_missing_option_say_what_to_type(shell: Shell) -> None:

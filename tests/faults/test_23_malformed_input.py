@@ -64,13 +64,6 @@ def test_a_damaged_compressed_file_is_refused_near_its_byte(tmp_path: Path, name
     assert f"near byte {len(data)} of {len(data)}" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
-def test_files_of_several_members_or_frames_are_read_whole(tmp_path: Path, name: str) -> None:
-    data = WRITERS[name](tmp_path / name)
-    (tmp_path / name).write_bytes(data + data)
-    assert read_source(tmp_path / name).texts == TEXTS * 2
-
-
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow", "a.feather"])
 def test_a_file_of_another_kind_than_its_name_says_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(LINES)

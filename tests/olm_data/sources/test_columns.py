@@ -82,16 +82,6 @@ def test_units_of_any_size_give_what_the_whole_file_gives(tmp_path: Path, ending
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_invalid_utf8_in_a_text_column_is_dropped_and_named(tmp_path: Path, ending: str) -> None:
-    raw = pa.array([b"good", b"\xff\xfe", b"caf\xc3", b"\xa9 also good?", b"fine"], pa.binary())
-    path = write(tmp_path, ending, table(raw))
-    read = read_source(path)
-    assert read.texts == ["good", "fine"]
-    assert read.reasons == [("invalid_utf8", 1), ("invalid_utf8", 2), ("invalid_utf8", 3)]
-    assert "byte 0" in read.drops[0].detail
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
 def test_a_table_without_the_text_column_is_refused_with_its_columns(
     tmp_path: Path, ending: str
 ) -> None:

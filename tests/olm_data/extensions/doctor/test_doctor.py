@@ -154,11 +154,6 @@ def test_a_local_folder_that_does_not_exist_yet_is_examined_and_not_made(tmp_pat
     assert os.listdir(tmp_path) == []
 
 
-def test_a_url_with_credentials_is_refused() -> None:
-    with pytest.raises(UsageError, match="credential"):
-        examine("s3://key:secret@bucket/x")
-
-
 def test_another_cloud_is_asked_what_every_store_must_do(
     cloud: dict[str, str], tmp_path: Path
 ) -> None:
