@@ -6,7 +6,6 @@ on disk are what a user would see.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import sys
@@ -81,14 +80,7 @@ def bad_utf8(folder: Path, name: str) -> None:
 
 Prepare = Callable[[Path, str], None]
 REFUSED: dict[str, tuple[str, Prepare, int, list[str]]] = {
-    "missing file": ("no-such.jsonl", lambda f, n: None, 4, ["no-such.jsonl"]),
     "empty input": ("a.jsonl", lambda f, n: (f / n).write_bytes(b""), 4, ["no document"]),
-    "no text column in JSONL": (
-        "a.jsonl",
-        lambda f, n: (f / n).write_bytes(lines([{"body": "x"}] * 9)),
-        4,
-        ["text", "body", "--text-column"],
-    ),
     "no text column in parquet": (
         "a.parquet",
         lambda f, n: parquet(f, n, "texte"),
@@ -101,12 +93,6 @@ REFUSED: dict[str, tuple[str, Prepare, int, list[str]]] = {
         4,
         ["a.jsonl", "malformed", "--max-bad"],
     ),
-    "truncated gzip": (
-        "a.jsonl.gz",
-        lambda f, n: (f / n).write_bytes(truncated(gzip.compress(lines(GOOD)))),
-        4,
-        ["a.jsonl.gz"],
-    ),
     "truncated zstandard": (
         "a.jsonl.zst",
         lambda f, n: (f / n).write_bytes(
@@ -114,15 +100,6 @@ REFUSED: dict[str, tuple[str, Prepare, int, list[str]]] = {
         ),
         4,
         ["a.jsonl.zst"],
-    ),
-    "truncated parquet": (
-        "a.parquet",
-        lambda f, n: (
-            parquet(f, n, "text"),
-            (f / n).write_bytes(truncated((f / n).read_bytes())),
-        )[0],
-        4,
-        ["a.parquet"],
     ),
     "not UTF-8": ("a.jsonl", bad_utf8, 4, ["a.jsonl", "utf8", "--max-bad"]),
 }
@@ -185,21 +162,11 @@ def test_damage_is_found_by_verify_and_by_reading_rows(
         assert "manifest.json" in out + err or "shard-00000.tokens.npy" in out + err
 
 
-def test_an_unknown_tokenizer_and_a_missing_option_say_what_to_type(shell: Shell) -> None:
-    (shell.folder / "a.jsonl").write_bytes(lines(GOOD))
-    code, _, err = shell("tokenize", "a.jsonl", "--tokenizer", "./absent.json", "--output", "out")
-    assert code in (2, 4)
-    assert "absent.json" in err
-    code, _, err = shell("tokenize", "a.jsonl", "--tokenizer", str(shell.tokenizer))
-    assert code == 2
-    assert "--output" in err
-
-
 def test_a_large_single_document_is_one_document(shell: Shell) -> None:
     words = b"the quick brown fox jumps over a lazy dog and 42 more; "
-    (shell.folder / "a.txt").write_bytes(words * (100_000_000 // len(words)))
+    (shell.folder / "a.txt").write_bytes(words * (12_000_000 // len(words)))
     code, _, err = shell.tokenize("a.txt")
     assert code == 0, err
     dataset = Dataset.open("out")
     assert dataset.documents == 1
-    assert dataset.document(0).text_bytes == (100_000_000 // len(words)) * len(words)
+    assert dataset.document(0).text_bytes == (12_000_000 // len(words)) * len(words)

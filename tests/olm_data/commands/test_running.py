@@ -108,25 +108,6 @@ def test_own_files_need_a_tokenizer_and_an_output(command: Command, source: Path
     assert command("tokenize").returncode == 2
 
 
-def test_a_damaged_dataset_is_exit_3_with_file_field_expected_and_found(
-    command: Command, source: Path, tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    command("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", out)
-    path = out / "shard-00000.tokens.npy"
-    data = bytearray(path.read_bytes())
-    data[150] ^= 1
-    path.write_bytes(data)
-    done = command("verify", out)
-    assert done.returncode == 3
-    assert re.search(r"/shard-00000.tokens.npy  sha256  \w{64}  \w{64}\n", done.stdout)
-    assert re.search(r"^ok +no\n", done.stdout)
-    shown = command("show", "document", out, "0")
-    assert shown.returncode == 3
-    assert "Traceback" not in shown.stderr
-    assert command("show", "document", out, "0", "--id", "0").returncode == 2
-
-
 def test_an_interrupted_run_exits_130_says_how_to_go_on_and_goes_on(
     tiny_tokenizer: Path, tmp_path: Path
 ) -> None:

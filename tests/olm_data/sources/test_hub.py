@@ -25,17 +25,6 @@ def run(hub: HubStub, home: Path, *arguments: str) -> subprocess.CompletedProces
     return olm_data(*arguments, folder=home, extra=hub.environment(home))
 
 
-def test_a_named_source_reads_its_default_subset_by_row_groups(
-    hub: tuple[HubStub, list[str]], endpoint: HubStub
-) -> None:
-    read = read_source(source="fineweb-edu", target_bytes=1000)
-    assert read.texts == hub[1]
-    assert read.units == 8
-    assert read.ids[0] == "<urn:uuid:00000000-0000>"
-    assert read.kept[61] == {"url": "https://example.org/1/1", "score": 2.51}
-    assert read.places[60] == ("HuggingFaceFW/fineweb-edu/sample/10BT/001_00000.parquet", 0)
-
-
 def test_only_the_wanted_columns_of_a_row_group_are_fetched(endpoint: HubStub) -> None:
     before = len(endpoint.requests)
     read_source(source="fineweb-edu", target_bytes=1000)

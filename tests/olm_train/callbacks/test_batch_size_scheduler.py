@@ -215,11 +215,6 @@ def test_steps_that_are_not_in_order_are_refused(
         sizes_of(*map(Duration.steps, begins), batch_sizes=sizes)
 
 
-def test_enabled_false_leaves_the_size_alone(tiny_mixture: Path, tmp_path: Path) -> None:
-    train(tiny_mixture, tmp_path, GROWING, f"{SCHEDULER}.enabled=false", stop(7))
-    assert [entry["train/tokens"] for entry in lines(tmp_path)] == [256] * 7
-
-
 def test_it_is_given_to_the_trainer_with_the_others(tiny_mixture: Path, tmp_path: Path) -> None:
     late = BatchSizeSchedulerCallback(
         batch_sizes=[256, 512], schedule=[Duration.steps(0), Duration.steps(5)]

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.command import arguments, environment, inside, olm_data
+from support.command import arguments, environment, olm_data
 from support.hub_stub import HubStub
 from support.polling import wait_until
 from support.tokenizing import digests
@@ -99,14 +99,6 @@ def test_a_missing_part_is_named(hub: HubStub, books: Path, tmp_path: Path) -> N
 def test_addresses_and_outputs_that_cannot_be(address: str, output: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         pull(address, output)
-
-
-def test_no_such_repository_is_exit_4(
-    hub: HubStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = inside(capsys, "pull", "hf://datasets/lab/none", tmp_path / "back")
-    assert said.returncode == 4, said.stderr
-    assert "there is no such dataset on the hub" in said.stderr
 
 
 def test_a_client_that_is_told_to_stay_offline_says_so(

@@ -264,15 +264,6 @@ def test_a_token_is_needed_and_never_shown(
     )
 
 
-def test_a_hub_that_does_not_answer_is_exit_6(
-    books: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    said = inside(capsys, "push", books, BOOKS)
-    assert said.returncode == 6, said.stderr
-    assert "cannot be reached" in said.stderr
-
-
 @pytest.mark.slow
 def test_a_killed_push_is_completed_by_the_same_command(
     hub: HubStub, books: Path, tmp_path: Path

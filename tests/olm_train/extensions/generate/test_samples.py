@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.runs import build_trainer, config_values, metrics
+from support.runs import build_trainer, config_values
 
 from olm_data.errors import OlmError, UsageError
 from olm_data.run_log.run_folder import SAMPLES, StepSamples, read_samples
@@ -33,13 +33,6 @@ def texts(samples: StepSamples) -> list[str]:
 def untimed(folder: Path) -> list[Any]:
     found = [json.loads(line) for line in (folder / SAMPLES).read_text().splitlines()]
     return [{**each, "time": 0} for each in found]
-
-
-@pytest.fixture(scope="module")
-def plain(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("samples") / "plain"
-    build_trainer(tiny_mixture, folder, *SPARSE).fit()
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +58,6 @@ def test_texts_are_those_of_the_weights_of_each_step(sampled: Path) -> None:
         step = str(each.step)
         again = generate(str(sampled), PROMPTS, checkpoint=step, max_new_tokens=9, sampling=wish)
         assert texts(each) == [sample.text for sample in again]
-
-
-def test_losses_do_not_change(plain: Path, sampled: Path) -> None:
-    assert len(metrics(plain)) > 24
-    assert metrics(sampled) == metrics(plain)
 
 
 def test_each_option_has_its_effect(tiny_mixture: Path, sampled: Path, tmp_path: Path) -> None:
