@@ -220,10 +220,14 @@ def az_server() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(params=["gs", "az"])
 def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """One server after the other, with this process's environment pointing at it."""
+    """One server after the other, with this process's environment pointing at it.
+
+    S3 too for those that ask for it: `parametrize("cloud", ["s3", "gs", "az"], indirect=True)`.
+    """
     from support.clouds import environment
 
-    server: dict[str, str] = request.getfixturevalue(f"{request.param}_server")
+    fixture = "s3" if request.param == "s3" else f"{request.param}_server"
+    server: dict[str, str] = request.getfixturevalue(fixture)
     for name, value in environment(server["kind"], server["endpoint_url"]).items():
         monkeypatch.setenv(name, value)
     return server

@@ -99,21 +99,3 @@ def test_80_results_of_olm_train_that_are_lost_are_an_error(
     assert done.returncode == 5, done.stderr
     assert done.stderr.count("standard output cannot be written") == 1
     assert "Traceback" not in done.stderr
-
-
-def test_80_closed_streams_do_not_get_the_numbers_of_data_files(
-    dataset: Path, tiny_tokenizer: Path
-) -> None:
-    words = f"olm tokenize a.jsonl --tokenizer {tiny_tokenizer} --workers 1 --encoder hf --output"
-    assert run(f"{words} closed <&- >&- 2>&-", dataset).returncode == 0
-    for path in sorted((dataset / "data").iterdir()):
-        if path.is_file() and path.name.startswith("shard-"):
-            assert (dataset / "closed" / path.name).read_bytes() == path.read_bytes()
-
-
-def test_80_a_deleted_working_folder_is_said_at_once(dataset: Path) -> None:
-    for command in ("tokenize x.jsonl --tokenizer t --output y", "gc x"):
-        done = run(f"mkdir gone && cd gone && rmdir ../gone && olm {command}", dataset)
-        assert done.returncode == 5
-        assert "the working folder was deleted" in done.stderr
-        assert "Traceback" not in done.stderr

@@ -142,12 +142,6 @@ def test_an_interrupted_run_exits_130_says_how_to_go_on_and_goes_on(
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
 
 
-def test_help_begins_with_what_it_does_and_an_example(command: Command) -> None:
-    for name in ("tokenize", "verify", "stats", "show"):
-        shown = command(name, "--help").stdout
-        assert f"olm-data {name} " in shown.split("Options:")[0]
-
-
 @pytest.mark.slow
 def test_with_json_stdout_is_events_and_the_last_line_is_the_result(
     source: Path, tiny_tokenizer: Path, tmp_path: Path

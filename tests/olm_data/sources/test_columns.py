@@ -99,14 +99,6 @@ def test_a_text_column_of_numbers_is_refused(tmp_path: Path, ending: str) -> Non
         read_source(path)
 
 
-def test_a_column_that_only_later_files_lack_is_null_there(tmp_path: Path) -> None:
-    pq.write_table(table(pa.array(TEXTS[:2])), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"text": ["bare"]}), tmp_path / "b.parquet")
-    read = read_source(tmp_path, keep=["url"])
-    assert read.ids == ["0", "1", None]
-    assert read.kept[2] == {"url": None}
-
-
 def test_an_empty_table_has_no_documents(tmp_path: Path) -> None:
     for ending in ENDINGS:
         path = write(tmp_path, ending, table(pa.array([], pa.string())))

@@ -16,7 +16,7 @@ from support.hub_stub import HubStub
 from support.reading import read_source, resolve_source
 
 from olm_data.cli import cli
-from olm_data.errors import StorageError, UsageError
+from olm_data.errors import StorageError
 from olm_data.sources import named
 
 
@@ -131,12 +131,6 @@ for config, split in ((":nope", None), ("", "dev")):
     assert done.stdout.count("no such config or split") == 2
     assert "sample-10BT" in done.stdout
     assert "train" in done.stdout
-
-
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, endpoint: HubStub) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UsageError, match=r"pip install 'olm-data\[hub\]'"):
-        resolve_source(source="hf:HuggingFaceFW/fineweb-edu")
 
 
 SUBSETS: dict[str, Any] = {

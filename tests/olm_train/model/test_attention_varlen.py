@@ -93,9 +93,15 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("window", [None, 7])
-@pytest.mark.parametrize("scores", [Scores(), Scores(0.4), Scores(None, 0.7)])
+@pytest.mark.parametrize(
+    ("kv_heads", "window", "scores"),
+    [
+        (4, None, Scores()),
+        (2, 7, Scores()),
+        (2, None, Scores(0.4)),
+        (4, 7, Scores(None, 0.7)),
+    ],
+)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_are_given_what_makes_them_agree_with_sdpa(
     kernel: str, window: int | None, kv_heads: int, scores: Scores
