@@ -202,18 +202,3 @@ def test_another_commit_record_is_refused_on_first_use(shard: tuple[Path, Manife
     found = opened(folder, manifest, sha256=digests)
     with pytest.raises(ValidationError, match="digest"):
         found.read(0, 1)
-
-
-def test_a_link_may_lead_to_a_file_of_the_folder_and_nowhere_else(
-    shard: tuple[Path, Manifest], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder, manifest = shard
-    path, outside = folder / f"{NAME}.ends.npy", tmp_path_factory.mktemp("outside") / "ends.npy"
-    path.rename(folder / "ends")
-    path.symlink_to(folder / "ends")
-    assert len(opened(folder, manifest).ends) == len(LENGTHS)
-    (folder / "ends").rename(outside)
-    path.unlink()
-    path.symlink_to(outside)
-    with pytest.raises(ValidationError, match="link"):
-        opened(folder, manifest)
