@@ -82,9 +82,9 @@ def test_the_batch_grows_at_its_steps_and_each_step_is_logged_with_its_tokens(gr
 def test_a_resumed_run_is_the_same_to_the_bit_before_at_and_after_a_change(
     grown: Path, tiny_mixture: Path, tmp_path: Path, at: int
 ) -> None:
-    train(tiny_mixture, tmp_path, GROWING, stop(at))
-    train(tiny_mixture, tmp_path, GROWING)
-    assert lines(tmp_path) == lines(grown)
+    for end in (at, 8):
+        train(tiny_mixture, tmp_path, GROWING, stop(end))
+    assert lines(tmp_path) == lines(grown)[:8]
 
 
 def test_verify_and_show_know_the_size_of_each_step(grown: Path, tiny_mixture: Path) -> None:

@@ -90,9 +90,13 @@ def ignores_versions(exchange: Exchange) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"), [(ignores_versions, "ignored"), (answer(501, "NotImplemented"), "refused")]
+    ("method", "fault", "said"),
+    [
+        ("PUT", ignores_versions, "ignored"),
+        ("PUT", answer(501, "NotImplemented"), "refused"),
+        ("DELETE", ignores_versions, "ignored"),
+    ],
 )
-@pytest.mark.parametrize("method", ["PUT", "DELETE"])
 def test_a_store_that_does_not_know_versions_is_noted_and_stops_nobody(
     method: str, fault: Fault, said: str, proxy: Proxy, tmp_path: Path
 ) -> None:
