@@ -103,19 +103,3 @@ def test_noise_in_a_file_never_costs_the_lines_it_does_not_touch(
     assert read.texts[:before] == TEXTS[:before]
     if after > 0:
         assert read.texts[-after:] == TEXTS[-after:]
-
-
-@settings(max_examples=60)
-@given(at=st.integers(0, 2000), value=st.integers(0, 255))
-def test_a_changed_byte_of_a_parquet_file_is_an_error_or_gives_whole_rows(
-    tmp_path_factory: pytest.TempPathFactory, at: int, value: int
-) -> None:
-    path = tmp_path_factory.mktemp("flip") / "a.parquet"
-    data = bytearray(parquet(path))
-    data[at % len(data)] = value
-    path.write_bytes(data)
-    try:
-        read = read_source(path)
-    except InputError:
-        return
-    assert len(read.texts) + len(read.drops) <= len(TEXTS) + 5

@@ -81,13 +81,6 @@ def test_metrics_count_the_global_batch_and_stay_on_the_device() -> None:
         assert isinstance(value, torch.Tensor) is (name not in known), name
 
 
-def test_a_batch_without_a_valid_label_has_no_loss_and_no_gradient() -> None:
-    batch = make_batch([[1] * 32] * 2, vocab_size=8)
-    metrics = build().train_step([batch], 1, STEPS)
-    assert metrics["train/CE loss"] == 0
-    assert metrics["optim/total grad norm"] == 0
-
-
 def test_rate_of_each_step_is_the_schedules() -> None:
     schedule = WSD(warmup=2, decay=3)
     module = build(optim=AdamWConfig(lr=0.5), scheduler=schedule)
