@@ -201,8 +201,7 @@ def test_an_option_of_another_runner_is_refused(
     assert caught.value.where == option
 
 
-@pytest.mark.parametrize("where", ["inputs", "output", "both"])
-@pytest.mark.parametrize("workers", [None, 3])
+@pytest.mark.parametrize(("where", "workers"), [("inputs", None), ("output", 3), ("both", 3)])
 def test_what_this_process_holds_in_memory_is_tokenised_by_it(
     where: str, workers: int | None, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:

@@ -224,10 +224,16 @@ def pieces(
     return torch.stack(out)
 
 
-@pytest.mark.parametrize("window", [None, pytest.param(1, marks=pytest.mark.slow), 7])
-@pytest.mark.parametrize("kv_heads", [pytest.param(4, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("backend", ["pieces", "math", "flex", "whole rows"])
-@pytest.mark.parametrize("chunks", [[[0, 3, 4], [1, 2, 5]], [[0, 1], [2, 3]], [[1], [0]]])
+@pytest.mark.parametrize(
+    ("chunks", "window", "kv_heads"),
+    [
+        ([[0, 3, 4], [1, 2, 5]], None, 2),
+        ([[0, 3, 4], [1, 2, 5]], 7, 2),
+        ([[0, 1], [2, 3]], 7, 4),
+        ([[1], [0]], 1, 2),
+    ],
+)
 def test_a_part_of_the_queries_sees_the_keys_that_they_see_together(
     chunks: list[list[int]], backend: str, kv_heads: int, window: int | None
 ) -> None:
