@@ -25,11 +25,15 @@ def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if "pulling" in path.name)
 
 
-def test_what_is_there_already_is_verified_and_left(
+def test_a_dry_run_makes_no_folder_and_what_is_there_already_is_verified_and_left(
     hub: HubStub, books: Path, tmp_path: Path
 ) -> None:
-    push(str(books), BOOKS)
-    pull(BOOKS, str(tmp_path / "back"))
+    done = push(str(books), BOOKS)
+    looked = pull(BOOKS, str(tmp_path / "back"), dry_run=True)
+    assert (looked.status, looked.commit) == ("would pull", done.commit)
+    assert not (tmp_path / "back").exists()
+    assert left(tmp_path) == []
+    assert pull(BOOKS, str(tmp_path / "back")).files == looked.files
     before = digests(tmp_path / "back")
     hub.requests.clear()
     again = pull(BOOKS, str(tmp_path / "back"))
@@ -37,15 +41,6 @@ def test_what_is_there_already_is_verified_and_left(
     assert digests(tmp_path / "back") == before
     assert not [asked for asked in hub.requests if ".npy" in asked]
     assert left(tmp_path) == []
-
-
-def test_a_dry_run_makes_no_folder(hub: HubStub, books: Path, tmp_path: Path) -> None:
-    done = push(str(books), BOOKS)
-    looked = pull(BOOKS, str(tmp_path / "back"), dry_run=True)
-    assert (looked.status, looked.commit) == ("would pull", done.commit)
-    assert not (tmp_path / "back").exists()
-    assert left(tmp_path) == []
-    assert pull(BOOKS, str(tmp_path / "back")).files == looked.files
 
 
 def test_an_output_with_something_else_is_refused_and_stays(
