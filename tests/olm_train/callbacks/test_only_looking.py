@@ -59,8 +59,8 @@ def test_losses_and_weights_have_the_same_bits_with_all_of_them_and_without(
                 given = given.replace(word, value)
             options.append(f"--trainer.callbacks.{name}={given}")
         build_trainer(tiny_mixture, tmp_path / "with", stop, *options).fit()
-    off = "--trainer.callbacks.lm_evaluator.enabled=false"
-    build_trainer(tiny_mixture, tmp_path / "without", stop, off).fit()
+    off = [f"--trainer.callbacks.{name}.enabled=false" for name in ("lm_evaluator", "lr_monitor")]
+    build_trainer(tiny_mixture, tmp_path / "without", stop, *off).fit()
     logs = [
         [line["train/CE loss"] for line in metrics(tmp_path / name) if "eval" not in line]
         for name in ("with", "without")
