@@ -23,6 +23,7 @@ from olm_train.extensions.generate.sampling import Sampling
 
 pytestmark = pytest.mark.xdist_group("samples")  # its fixtures are made once
 PROMPTS = ["the quick", "def f", "", "seven owls sleep", "a"]
+END = ["--trainer.hard_stop={value: 3, unit: steps}"]
 SPARSE = ["--trainer.callbacks.lm_evaluator.eval_interval=100"]
 
 
@@ -64,13 +65,13 @@ def test_each_option_has_its_effect(tiny_mixture: Path, sampled: Path, tmp_path:
     other = SamplesCallback(
         prompts=PROMPTS[:2], max_new_tokens=1, temperature=0.0, eval_on_finish=True
     )
-    build_trainer(tiny_mixture, tmp_path / "a", *SPARSE, callbacks={"samples": other}).fit()
+    build_trainer(tiny_mixture, tmp_path / "a", *SPARSE, *END, callbacks={"samples": other}).fit()
     (last,) = read_samples(tmp_path / "a")
-    assert (last.step, last.temperature, len(last.texts)) == (24, 0.0, 2)
+    assert (last.step, last.temperature, len(last.texts)) == (3, 0.0, 2)
     longest = [max(map(len, texts(each))) for each in (last, read_samples(sampled)[-1])]
     assert longest[0] < longest[1]
     none = SamplesCallback(prompts=PROMPTS, eval_on_finish=False)
-    build_trainer(tiny_mixture, tmp_path / "b", *SPARSE, callbacks={"samples": none}).fit()
+    build_trainer(tiny_mixture, tmp_path / "b", *SPARSE, *END, callbacks={"samples": none}).fit()
     assert read_samples(tmp_path / "b") == []
 
 

@@ -173,11 +173,9 @@ def test_a_run_logs_them_and_writes_gradients_to_its_folder(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
     option = "--trainer.callbacks.gap_monitor={interval: 1, dump_gradients: true}"
-    one_step_trainer(tiny_mixture, tmp_path / "run", option).fit()
-    one_step_trainer(tiny_mixture, tmp_path / "plain").fit()
-    (line,), (plain,) = (metrics(tmp_path / name) for name in ("run", "plain"))
+    one_step_trainer(tiny_mixture, tmp_path, option).fit()
+    (line,) = metrics(tmp_path)
     assert line["gap/grads/lm_head.weight/max"] > 0
-    assert line[LOSS] == plain[LOSS]
-    (folder,) = (tmp_path / "run").rglob("gradients/step00000001")
+    (folder,) = tmp_path.rglob("gradients/step00000001")
     norm = torch.nn.utils.get_total_norm(read_gradients(folder).values())
     assert math.isclose(float(norm), line["optim/total grad norm"], rel_tol=1e-5)

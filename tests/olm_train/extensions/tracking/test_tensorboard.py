@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.full_disk import files_of_at_most
 from support.polling import wait_until
-from support.runs import STEPS, build_trainer, metrics
+from support.runs import build_trainer, metrics
 from support.tracked import evaluated, logged, of_tensorboard, same, write_log
 
 from olm_data.errors import UsageError
@@ -30,8 +30,8 @@ def test_a_resumed_run_has_each_step_once(tiny_mixture: Path, tmp_path: Path) ->
     for step in (13, 14):  # as if killed after step 12 was saved
         assert any(line["step"] == step for line in metrics(folder))
     shutil.rmtree(folder / "step00000014")
-    build_trainer(tiny_mixture, folder, ON).fit()
-    assert len(of_tensorboard(folder)) == STEPS
+    build_trainer(tiny_mixture, folder, ON, "--trainer.hard_stop={value: 15, unit: steps}").fit()
+    assert len(of_tensorboard(folder)) == 15
     same(of_tensorboard(folder), logged(folder), digits=5)
 
 
