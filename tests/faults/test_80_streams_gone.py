@@ -99,3 +99,9 @@ def test_80_results_of_olm_train_that_are_lost_are_an_error(
     assert done.returncode == 5, done.stderr
     assert done.stderr.count("standard output cannot be written") == 1
     assert "Traceback" not in done.stderr
+
+
+def test_80_a_deleted_working_folder_is_said_at_once(dataset: Path) -> None:
+    done = run("mkdir gone && cd gone && rmdir ../gone && olm gc x", dataset)
+    assert done.returncode == 5
+    assert "the working folder was deleted" in done.stderr
