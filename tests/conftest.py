@@ -68,9 +68,16 @@ def pytest_collection() -> Generator[None, Any, Any]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file on one worker: what they share and import is made once, not thrice.
 
-    Slow ones go to whoever is free, unless they say otherwise.
+    Slow ones go to whoever is free, unless they say otherwise. A quick run makes no more examples
+    of a property than its profile says, whatever the property asks for.
     """
+    most = hypothesis.settings.get_current_profile_name() == "quick" and hypothesis.settings()
     for item in items:
+        inner = getattr(getattr(item, "obj", None), "_hypothesis_internal_use_settings", None)
+        if most and inner is not None and inner.max_examples > most.max_examples:
+            item.obj._hypothesis_internal_use_settings = hypothesis.settings(
+                inner, max_examples=most.max_examples
+            )
         if not any(map(item.get_closest_marker, ("xdist_group", "slow"))):
             item.add_marker(pytest.mark.xdist_group(item.location[0]))
 
@@ -213,10 +220,14 @@ def az_server() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(params=["gs", "az"])
 def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """One server after the other, with this process's environment pointing at it."""
+    """One server after the other, with this process's environment pointing at it.
+
+    S3 too for those that ask for it: `parametrize("cloud", ["s3", "gs", "az"], indirect=True)`.
+    """
     from support.clouds import environment
 
-    server: dict[str, str] = request.getfixturevalue(f"{request.param}_server")
+    fixture = "s3" if request.param == "s3" else f"{request.param}_server"
+    server: dict[str, str] = request.getfixturevalue(fixture)
     for name, value in environment(server["kind"], server["endpoint_url"]).items():
         monkeypatch.setenv(name, value)
     return server

@@ -204,12 +204,18 @@ def test_everything_else_goes_on_without_an_extension(mixture: Path, tmp_path: P
         run_without(gone, mixture, tmp_path / str(number), RUN)
 
 
-def test_a_run_loads_no_extension_that_it_does_not_name(mixture: Path, tmp_path: Path) -> None:
+CLIENTS = ("wandb", "comet_ml", "trackio", "tensorboard")
+
+
+def test_a_run_loads_no_extension_and_no_client_that_it_does_not_name(
+    mixture: Path, tmp_path: Path
+) -> None:
     said = run_without(
         set(),
         mixture,
         tmp_path,
         "import sys\nfrom olm_train.run.command import main\nmain(['train.yaml'])\n"
-        "print('loaded', [n for n in sys.modules if '.extensions.' in n])\n",
+        f"clients = {CLIENTS}\n"
+        "print('loaded', [n for n in sys.modules if '.extensions.' in n or n in clients])\n",
     )
     assert "loaded []" in said

@@ -36,16 +36,6 @@ def all_ps(quality: Any, orders: list[np.ndarray], n: int) -> dict[str, list[flo
     return found
 
 
-@pytest.mark.parametrize("name", ["prp1, seeds", "prp1, epochs", "numpy"])
-def test_keyed_orders_look_like_random_permutations(
-    shuffles: Any, tmp_path: Path, name: str
-) -> None:
-    quality = shuffles("quality")
-    orders = shuffles("orders").shuffles(tmp_path)[name](N, range(KEYS), N)
-    for ps in all_ps(quality, orders, N).values():
-        assert quality.uniform_p(ps) > 1e-4
-
-
 def test_windows_of_permutations_beyond_any_table_look_random(shuffles: Any) -> None:
     quality, n = shuffles("quality"), 10**12
     orders = [shuffles("orders").prp1(n, seed, N) for seed in range(KEYS)]

@@ -6,19 +6,16 @@ on disk are what a user would see.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from support.small_datasets import write_dataset
 
 from olm_data.cli import main
 from olm_data.dataset.dataset import Dataset
@@ -83,14 +80,7 @@ def bad_utf8(folder: Path, name: str) -> None:
 
 Prepare = Callable[[Path, str], None]
 REFUSED: dict[str, tuple[str, Prepare, int, list[str]]] = {
-    "missing file": ("no-such.jsonl", lambda f, n: None, 4, ["no-such.jsonl"]),
     "empty input": ("a.jsonl", lambda f, n: (f / n).write_bytes(b""), 4, ["no document"]),
-    "no text column in JSONL": (
-        "a.jsonl",
-        lambda f, n: (f / n).write_bytes(lines([{"body": "x"}] * 9)),
-        4,
-        ["text", "body", "--text-column"],
-    ),
     "no text column in parquet": (
         "a.parquet",
         lambda f, n: parquet(f, n, "texte"),
@@ -103,12 +93,6 @@ REFUSED: dict[str, tuple[str, Prepare, int, list[str]]] = {
         4,
         ["a.jsonl", "malformed", "--max-bad"],
     ),
-    "truncated gzip": (
-        "a.jsonl.gz",
-        lambda f, n: (f / n).write_bytes(truncated(gzip.compress(lines(GOOD)))),
-        4,
-        ["a.jsonl.gz"],
-    ),
     "truncated zstandard": (
         "a.jsonl.zst",
         lambda f, n: (f / n).write_bytes(
@@ -116,15 +100,6 @@ REFUSED: dict[str, tuple[str, Prepare, int, list[str]]] = {
         ),
         4,
         ["a.jsonl.zst"],
-    ),
-    "truncated parquet": (
-        "a.parquet",
-        lambda f, n: (
-            parquet(f, n, "text"),
-            (f / n).write_bytes(truncated((f / n).read_bytes())),
-        )[0],
-        4,
-        ["a.parquet"],
     ),
     "not UTF-8": ("a.jsonl", bad_utf8, 4, ["a.jsonl", "utf8", "--max-bad"]),
 }
@@ -153,62 +128,6 @@ def test_dropped_records_are_counted_by_reason_in_output_and_manifest(shell: She
     assert manifest["totals"]["documents_in"] == len(GOOD) + 5
     for reason in manifest["dropped"]:
         assert reason.replace("_", " ") in out.replace("_", " ")
-
-
-def test_nul_and_control_characters_survive_exactly(shell: Shell) -> None:
-    text = "a\x00b\x1b[31m\x7f\r\n\u2028end"
-    (shell.folder / "a.jsonl").write_bytes(lines([{"text": text}]))
-    assert shell.tokenize("a.jsonl")[0] == 0
-    from olm_data.tokenizer.tokenizer import load_tokenizer
-
-    body = Dataset.open("out").document(0).tokens[:-1]
-    assert load_tokenizer(shell.tokenizer).decode(body) == text
-    _, out, _ = shell("show", "document", "out", "0")
-    assert "\x1b" not in out
-    assert "\x00" not in out
-
-
-def test_special_tokens_in_text_are_plain_counted_and_never_ids(shell: Shell) -> None:
-    (shell.folder / "a.jsonl").write_bytes(lines([{"text": "x <|endoftext|> y"}] * 3))
-    code, out, _ = shell.tokenize("a.jsonl")
-    assert code == 0
-    dataset = Dataset.open("out")
-    assert all(np.sum(dataset.document(i).tokens == dataset.eos) == 1 for i in range(3))
-    assert "3" in next(line for line in out.splitlines() if "special" in line)
-
-
-def test_a_wrong_tokenizer_for_a_mix_is_refused(shell: Shell) -> None:
-    write_dataset(shell.folder / "a", [[[1] * 400]], tokenizer="one")
-    write_dataset(shell.folder / "b", [[[1] * 400]], tokenizer="two")
-    text = MANIFEST.replace("{a: 1}", "{a: 1, b: 1}").replace("stages", "  b: {data: ./b}\nstages")
-    (shell.folder / "m.yaml").write_text(text)
-    code, _, err = shell("mix", "m.yaml")
-    assert code == 3
-    assert "different tokenizers" in err
-    assert not (shell.folder / "m.lock.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("edit", "words"),
-    [
-        (lambda t: t.replace("packing", "pakcing"), ["pakcing", "packing", "m.yaml:3"]),
-        (lambda t: t + "version: 1\n", ["version", "m.yaml:8"]),
-        (lambda t: t.replace("tokens: 160", "tokens: 160K"), ["exhausted", "max_epochs"]),
-        (lambda t: t.replace("{a: 1}", "{a: 0}"), ["weights", "m.yaml:7"]),
-        (lambda t: t.replace("{a: 1}", "{b: 1}"), ["b", "m.yaml:7"]),
-    ],
-    ids=["unknown key", "duplicate key", "unreachable", "zero weights", "unknown source"],
-)
-def test_a_bad_mixture_manifest_is_refused_with_its_line(
-    shell: Shell, edit: Callable[[str], str], words: list[str]
-) -> None:
-    write_dataset(shell.folder / "a", [[[1] * 400]])
-    (shell.folder / "m.yaml").write_text(edit(MANIFEST))
-    code, _, err = shell("mix", "m.yaml")
-    assert code == 2, err
-    for word in words:
-        assert word in err
-    assert not (shell.folder / "m.lock.json").exists()
 
 
 def edited_manifest(folder: Path) -> None:
@@ -243,29 +162,11 @@ def test_damage_is_found_by_verify_and_by_reading_rows(
         assert "manifest.json" in out + err or "shard-00000.tokens.npy" in out + err
 
 
-def test_an_unwritable_output_is_refused_before_work(shell: Shell) -> None:
-    (shell.folder / "a.jsonl").write_bytes(lines(GOOD))
-    (shell.folder / "out").write_text("a file, not a folder")
-    code, _, err = shell.tokenize("a.jsonl")
-    assert code == 5, err
-    assert "out" in err
-
-
-def test_an_unknown_tokenizer_and_a_missing_option_say_what_to_type(shell: Shell) -> None:
-    (shell.folder / "a.jsonl").write_bytes(lines(GOOD))
-    code, _, err = shell("tokenize", "a.jsonl", "--tokenizer", "./absent.json", "--output", "out")
-    assert code in (2, 4)
-    assert "absent.json" in err
-    code, _, err = shell("tokenize", "a.jsonl", "--tokenizer", str(shell.tokenizer))
-    assert code == 2
-    assert "--output" in err
-
-
 def test_a_large_single_document_is_one_document(shell: Shell) -> None:
     words = b"the quick brown fox jumps over a lazy dog and 42 more; "
-    (shell.folder / "a.txt").write_bytes(words * (100_000_000 // len(words)))
+    (shell.folder / "a.txt").write_bytes(words * (12_000_000 // len(words)))
     code, _, err = shell.tokenize("a.txt")
     assert code == 0, err
     dataset = Dataset.open("out")
     assert dataset.documents == 1
-    assert dataset.document(0).text_bytes == (100_000_000 // len(words)) * len(words)
+    assert dataset.document(0).text_bytes == (12_000_000 // len(words)) * len(words)

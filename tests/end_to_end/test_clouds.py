@@ -21,7 +21,6 @@ from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError, StorageError, UsageError
-from olm_data.extensions.verify.datasets import verify
 from olm_data.storage.store import Store
 from olm_train import Decoder, load_model
 
@@ -85,16 +84,6 @@ def test_workers_of_their_own_write_from_one_cloud_to_another_what_one_writes_to
     }
     assert olm_data("verify", f"{az}/out").returncode == 0
     assert olm_data("doctor", f"{az}/out", "--clean", "--dry-run").returncode == 0
-
-
-def test_memory_holds_a_dataset_for_this_process(tiny_tokenizer: Path, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", texts(40))
-    place = f"memory://bucket/{tmp_path.name}"
-    made = make_dataset([source], tiny_tokenizer, place)
-    local = make_dataset([source], tiny_tokenizer, tmp_path / "local")
-    assert made.manifest.digest == local.manifest.digest
-    assert Dataset.open(place).documents == 40
-    assert verify(place).ok
 
 
 def test_a_process_that_forks_makes_its_own_connections(clouds: tuple[str, str]) -> None:

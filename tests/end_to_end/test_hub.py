@@ -103,18 +103,6 @@ def test_from_the_hub_to_s3(hub: HubStub, s3: dict[str, str], tmp_path: Path) ->
     assert not (tmp_path / "tokens").exists()
 
 
-@pytest.mark.slow
-def test_any_other_hub_dataset_goes_through_the_datasets_library(
-    hub: HubStub, tmp_path: Path
-) -> None:
-    words = ("--source", "hf:HuggingFaceFW/fineweb-edu:sample-10BT", "--split", "train")
-    more = ("--tokenizer", "gpt2", "--output", "out", "--workers", "1")
-    extra = hub.environment(tmp_path / "home")
-    done = olm_data("tokenize", *words, *more, folder=tmp_path, extra=extra)
-    assert done.returncode == 0, done.stderr
-    assert Dataset.open(str(tmp_path / "out")).documents == 100
-
-
 def test_a_hub_that_cannot_be_reached_is_exit_6_and_nothing_is_left(tmp_path: Path) -> None:
     extra = {
         "HF_ENDPOINT": "http://127.0.0.1:9",

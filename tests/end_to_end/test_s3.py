@@ -11,14 +11,11 @@ from typing import Any
 import fsspec
 import pytest
 from support.command import WITH_TESTS, arguments, environment, olm_data
-from support.inline_runner import InlineRunner
 from support.polling import wait_until
 from support.store_proxy import Proxy, stall
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.errors import ConflictError, StorageError
-from olm_data.extensions.verify.datasets import verify
 
 
 @pytest.fixture
@@ -93,22 +90,6 @@ def test_inputs_on_s3_are_read_and_named_without_bucket(
     assert remote.manifest.inputs[0].path == "a.jsonl"
 
 
-def test_of_two_writers_on_s3_exactly_one_commits_and_the_other_is_refused(
-    source: Path, prefix: str, tiny_tokenizer: Path
-) -> None:
-    class Rival(InlineRunner):
-        """A second writer comes while the first one is at work."""
-
-        def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
-            super().run(job, tasks, total, **callbacks)
-            with pytest.raises(ConflictError, match="another process is writing") as caught:
-                make_dataset([source], tiny_tokenizer, f"{prefix}/out", shard_tokens=700)
-            assert caught.value.exit_code == 7
-
-    make_dataset([source], tiny_tokenizer, f"{prefix}/out", shard_tokens=700, runner=Rival())
-    assert verify(f"{prefix}/out").ok
-
-
 @pytest.mark.slow
 def test_killed_while_writing_to_s3_a_rerun_gives_the_same_bytes(
     source: Path, prefix: str, proxy: Proxy, tiny_tokenizer: Path, tmp_path: Path
@@ -136,45 +117,6 @@ def test_killed_while_writing_to_s3_a_rerun_gives_the_same_bytes(
         del remote[name], local[name]
     assert remote == local
     assert Dataset.open(f"{prefix}/out").digest == Dataset.open(str(tmp_path / "local")).digest
-
-
-class Never(InlineRunner):
-    """A runner that must not be reached."""
-
-    def run(self, *_: Any, **__: Any) -> None:
-        raise AssertionError("work began")
-
-
-def test_a_missing_bucket_is_refused_before_work(
-    source: Path, s3: dict[str, str], tiny_tokenizer: Path
-) -> None:
-    with pytest.raises(StorageError) as caught:
-        make_dataset([source], tiny_tokenizer, "s3://no-such-bucket/out", runner=Never())
-    assert caught.value.exit_code == 6
-    assert "no-such-bucket" in str(caught.value)
-
-
-def test_a_wrong_secret_is_refused_before_work_and_not_repeated(
-    source: Path, prefix: str, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-secret")
-    with pytest.raises(StorageError) as caught:
-        make_dataset([source], tiny_tokenizer, f"{prefix}/out", runner=Never())
-    assert "canary-secret" not in str(caught.value)
-
-
-def test_a_flipped_bit_on_s3_is_found_by_verify_and_at_first_read(
-    source: Path, prefix: str, tiny_tokenizer: Path
-) -> None:
-    make_dataset([source], tiny_tokenizer, f"{prefix}/out", shard_tokens=700)
-    fs = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
-    name = f"{prefix}/out/shard-00000.tokens.npy"
-    data = bytearray(fs.cat_file(name))
-    data[200] ^= 4
-    fs.pipe_file(name, bytes(data))
-    assert not verify(f"{prefix}/out").ok
-    with pytest.raises(Exception, match="have changed since they were written"):
-        Dataset.open(f"{prefix}/out").read(0, 10)
 
 
 PUBLISH = """

@@ -2,59 +2,22 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.command import olm_data
 from support.inline_runner import InlineRunner
-from support.store_proxy import Fault, Proxy, answer, ignore_condition
+from support.store_proxy import Proxy, ignore_condition
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.errors import ConflictError, StorageError
+from olm_data.errors import ConflictError
 from olm_data.storage.store import Store
-
-REFUSED = answer(501, "NotImplemented", "A header you provided implies functionality")
-
-
-class Never(InlineRunner):
-    """A runner that must not be reached."""
-
-    def run(self, *_: Any, **__: Any) -> None:
-        raise AssertionError("work began")
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return write_jsonl(tmp_path / "a.jsonl", texts(40))
-
-
-@pytest.mark.parametrize(("fault", "said"), [(ignore_condition, "ignores"), (REFUSED, "refuses")])
-def test_10_the_run_is_refused_before_work_and_leaves_nothing(
-    fault: Fault, said: str, proxy: Proxy, source: Path, tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    output = f"s3://{proxy.server['bucket']}/{tmp_path.name}"
-    proxy.inject(fault, conditional=True, times=None)
-    with pytest.raises(StorageError, match=f"{said} conditional writes") as caught:
-        make_dataset([source], tiny_tokenizer, output, runner=Never())
-    assert caught.value.exit_code == 6
-    assert "--single-writer" in str(caught.value.fix)
-    assert Store(output).entries() == []
-
-
-@pytest.mark.parametrize("fault", [ignore_condition, REFUSED])
-def test_10_a_single_writer_may_go_on_and_makes_the_same_dataset(
-    fault: Fault, proxy: Proxy, source: Path, tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    output = f"s3://{proxy.server['bucket']}/{tmp_path.name}"
-    proxy.inject(fault, conditional=True, times=None)
-    log = io.StringIO()
-    made = make_dataset([source], tiny_tokenizer, output, single_writer=True, log=log)
-    assert "nothing keeps a second run" in log.getvalue()
-    local = make_dataset([source], tiny_tokenizer, tmp_path / "local")
-    assert made.manifest.digest == local.manifest.digest
-    assert not any(seen.conditional for seen in proxy.seen)
 
 
 def test_10_a_single_writer_still_refuses_what_it_can_see(

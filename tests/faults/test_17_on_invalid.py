@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -108,13 +107,3 @@ def test_the_command_exits_4_or_says_how_many_it_mended(
     mended = olm_data(*words, "--output", "y", "--on-invalid", "replace", folder=tmp_path)
     assert mended.returncode == 0, mended.stderr
     assert re.search(r"^replaced +2$", mended.stdout, re.MULTILINE)
-
-
-@pytest.mark.parametrize("policy", ["skip", "replace", "error"])
-@pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b""], ids=["byte order mark", "none"])
-def test_a_byte_order_mark_is_no_text_whatever_the_policy(
-    policy: str, mark: bytes, tmp_path: Path
-) -> None:
-    (tmp_path / "a.jsonl").write_bytes(mark + json.dumps({"text": "x"}).encode())
-    read = read_source(str(tmp_path / "a.jsonl"), on_invalid=policy)
-    assert (read.texts, read.drops) == (["x"], [])

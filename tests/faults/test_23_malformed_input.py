@@ -64,13 +64,6 @@ def test_a_damaged_compressed_file_is_refused_near_its_byte(tmp_path: Path, name
     assert f"near byte {len(data)} of {len(data)}" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
-def test_files_of_several_members_or_frames_are_read_whole(tmp_path: Path, name: str) -> None:
-    data = WRITERS[name](tmp_path / name)
-    (tmp_path / name).write_bytes(data + data)
-    assert read_source(tmp_path / name).texts == TEXTS * 2
-
-
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow", "a.feather"])
 def test_a_file_of_another_kind_than_its_name_says_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(LINES)
@@ -110,19 +103,3 @@ def test_noise_in_a_file_never_costs_the_lines_it_does_not_touch(
     assert read.texts[:before] == TEXTS[:before]
     if after > 0:
         assert read.texts[-after:] == TEXTS[-after:]
-
-
-@settings(max_examples=60)
-@given(at=st.integers(0, 2000), value=st.integers(0, 255))
-def test_a_changed_byte_of_a_parquet_file_is_an_error_or_gives_whole_rows(
-    tmp_path_factory: pytest.TempPathFactory, at: int, value: int
-) -> None:
-    path = tmp_path_factory.mktemp("flip") / "a.parquet"
-    data = bytearray(parquet(path))
-    data[at % len(data)] = value
-    path.write_bytes(data)
-    try:
-        read = read_source(path)
-    except InputError:
-        return
-    assert len(read.texts) + len(read.drops) <= len(TEXTS) + 5

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 from support.reading import read_source
-from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.errors import InputError, ResourceError
-from olm_data.runners.base import Report
-from olm_data.runners.local import LocalRunner
+from olm_data.errors import InputError
 
 SCRIPT = """
 import json, random, sys
@@ -114,42 +108,6 @@ def test_25_dictionary_indices_outside_the_dictionary_are_refused(tmp_path: Path
         writer.write_batch(batch)
     with pytest.raises(InputError, match="damaged"):
         read_source(str(tmp_path / "a.arrow"))
-
-
-@dataclass
-class Crashing:
-    """A job whose worker dies by a segmentation fault on task 1, every time."""
-
-    job: Any
-
-    def prepare(self) -> None:
-        self.job.prepare()
-
-    def run(self, task: int, report: Report) -> Any:
-        if task == 1:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        return self.job.run(task, report)
-
-    def describe(self, task: int) -> str:
-        return str(self.job.describe(task))
-
-
-class CrashingRunner(LocalRunner):
-    def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
-        super().run(Crashing(job), tasks, total, **callbacks)
-
-
-def test_25_a_file_that_crashes_every_worker_is_named_and_not_tried_forever(
-    tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    inputs = [write_jsonl(tmp_path / f"{k}.jsonl", texts(60, 60 * k)) for k in range(3)]
-    with pytest.raises(ResourceError, match="SIGSEGV") as caught:
-        make_dataset(
-            inputs, tiny_tokenizer, tmp_path / "out", shard_tokens=500, runner=CrashingRunner(1)
-        )
-    assert "3 times" in caught.value.what
-    assert ".jsonl" in str(caught.value.where)
-    assert (tmp_path / "out" / "shard-00000.json").exists()
 
 
 def test_25_versions_of_pyarrow_that_trust_files_are_not_installed_with_us(

@@ -85,13 +85,6 @@ def test_27_a_read_error_caused_by_the_change_is_reported_as_the_change(
         make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Before(0, truncate))
 
 
-def test_27_an_input_gone_during_the_run_is_reported_as_the_change(
-    source: Path, tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match="changed while it was being read"):
-        make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Before(0, source.unlink))
-
-
 def test_27_an_input_changed_since_an_earlier_partial_run_is_refused(
     source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:

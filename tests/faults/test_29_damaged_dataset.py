@@ -12,7 +12,7 @@ import pytest
 from support.tokenizing import make_dataset, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.errors import InputError, OlmError, ValidationError
+from olm_data.errors import OlmError, ValidationError
 from olm_data.extensions.verify.datasets import verify
 from olm_data.extensions.verify.shard import check_shard
 from olm_data.storage.store import Store
@@ -197,11 +197,3 @@ def test_35_a_changed_tokenizer_is_refused_on_the_same_output_and_found_by_verif
     shutil.copy(tmp_path / "tokenizer.json", tmp_path / "out" / "tokenizer.json")
     found = verify(str(tmp_path / "out")).findings
     assert [(Path(f.file).name, f.field) for f in found] == [("tokenizer.json", "sha256")]
-
-
-def test_an_unfinished_dataset_is_no_dataset(dataset: Path) -> None:
-    (dataset / "manifest.json").unlink()
-    with pytest.raises(InputError, match="unfinished"):
-        Dataset.open(str(dataset))
-    with pytest.raises(InputError, match="unfinished"):
-        verify(str(dataset))

@@ -90,8 +90,8 @@ def test_every_step_holds_the_same_tokens_however_a_run_is_cut_and_resumed(
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("world", range(1, 17))
-def test_every_world_size_up_to_16_reads_the_same_rows(lock: Path, world: int) -> None:
+@pytest.mark.parametrize("world", [1, 2, 3, 8, 16])
+def test_any_world_size_reads_the_same_rows(lock: Path, world: int) -> None:
     stream, state = run(lock, {}, 2, world=world, micro=1, rows=2 * world, prefetch=1)
     assert [row for step in stream for row in step[0].tolist()] == list(range(4 * world))
     assert state["rows_consumed"] == 4 * world

@@ -39,19 +39,6 @@ def test_every_epoch_reads_every_row_once(tmp_path: Path, rows: int) -> None:
             np.testing.assert_array_equal(seen, 1 + np.arange(rows))
 
 
-def test_every_prefix_of_the_batches_holds_each_source_within_a_row_of_its_share(
-    tmp_path: Path,
-) -> None:
-    sizes, weights = {"a": 50, "b": 31, "c": 7}, {"a": 7, "b": 2, "c": 1}
-    sources = {name: numbered(rows, 1000 * (i + 1)) for i, (name, rows) in enumerate(sizes.items())}
-    lock = write_mixture(tmp_path, sources, stages=[(600 * S, weights)], sequence_length=S)
-    drawn = np.concatenate(read_all(lock, world=2, micro=2, global_rows=20)) // 1000 - 1
-    assert len(drawn) == 600
-    for index, name in enumerate(sources):
-        share = np.arange(1, 601) * weights[name] / 10
-        assert np.abs(np.cumsum(drawn == index) - share).max() < 1
-
-
 def read_all(lock: Path, world: int, micro: int, global_rows: int) -> list[np.ndarray]:
     """First tokens of all rows in global order, as `world` ranks hand them out."""
     ranks = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -123,22 +122,6 @@ def test_54_all_damaged_is_an_error_and_nothing_is_started_or_removed(
     with pytest.raises(ValidationError, match="no usable checkpoint"):
         build_trainer(tiny_mixture, folder, *options(6)).fit()
     assert files(folder) == before
-
-
-def test_54_a_foreign_pickle_is_never_unpickled(
-    saved: Path, tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, canary = shutil.copytree(saved, tmp_path / "run"), tmp_path / "canary"
-
-    class Payload:
-        def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-            return Path.touch, (canary,)
-
-    for name in ("index.json", "rank00000.safetensors"):
-        (folder / "step00000004" / "model_and_optim" / name).write_bytes(pickle.dumps(Payload()))
-    build_trainer(tiny_mixture, folder, *options(6)).fit()
-    assert "falling back" in capsys.readouterr().err
-    assert not canary.exists()
 
 
 def test_54_nothing_older_is_removed_while_the_newest_does_not_verify(

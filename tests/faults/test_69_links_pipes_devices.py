@@ -128,9 +128,3 @@ def test_s5_a_file_above_its_limit_is_refused_before_it_is_read(tmp_path: Path) 
         Store(tmp_path).read("x")
     with pytest.raises(ValidationError, match="at most 10"):
         read_regular(tmp_path / "x", 10)
-
-
-def test_s5_links_inside_the_folder_are_followed(tmp_path: Path) -> None:
-    (tmp_path / "real").write_bytes(b"bytes")
-    (tmp_path / "name").symlink_to("real")
-    assert Store(tmp_path).read("name") == b"bytes"

@@ -57,22 +57,6 @@ def test_text_given_for_a_dataset_is_made_one_by_the_command_that_is_printed(
     assert said.returncode == 0, said.stderr
 
 
-def test_tokenizers_checkpoints_and_models_are_no_text(
-    here: Path, tiny_tokenizer: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (here / "step1").mkdir()
-    (here / "step1" / "manifest.json").write_text('{"format": "olm-checkpoint"}')
-    (here / "model").mkdir()
-    (here / "model" / "config.json").write_text("{}")
-    (here / "model" / "model.safetensors").touch()
-    given = {"step1": "checkpoint", "model": "a model", str(tiny_tokenizer): "a tokenizer"}
-    for place, word in given.items():
-        said = inside(capsys, "tokenize", place, "--tokenizer", tiny_tokenizer, "-o", "out")
-        assert (said.returncode, word in said.stderr) == (4, True), said.stderr
-    said = inside(capsys, "verify", "step1")
-    assert (said.returncode, "checkpoint of a training run, not" in said.stderr) == (4, True)
-
-
 def test_links_to_nowhere_say_where_they_lead(
     here: Path, tiny_tokenizer: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,8 +34,10 @@ def stepped(module: TransformerTrainModule, rows: list[int], step: int = 1) -> d
     return {name: float(value) for name, value in metrics.items()}
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("recomputed", RECOMPUTED)
+@pytest.mark.parametrize(
+    ("recomputed", "cut"),
+    [(a, b) for n, a in enumerate(RECOMPUTED) for m, b in enumerate(CUTS) if (n + m) % 3 != 1],
+)
 def test_each_token_with_a_label_counts_once_a_step(recomputed: str, cut: str) -> None:
     module = build(model=of_experts(), ac_config=RECOMPUTED[recomputed])
     for step in (1, 2):

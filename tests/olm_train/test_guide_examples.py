@@ -10,15 +10,11 @@ from typing import Any
 import pytest
 import torch
 from support.own_data import Own
-from support.runs import build_trainer, config_values, metrics
+from support.runs import build_trainer, metrics
 from torch import Tensor, nn
 
-from olm_data.config.values import Values
-from olm_data.errors import UsageError
 from olm_train import Callback, Duration, Trainer, TrainModule, World
 from olm_train.callbacks.console_logger import ConsoleLoggerCallback
-from olm_train.run.config import RunConfig
-from olm_train.run.dry_run import describe
 
 OFF = ("--trainer.callbacks.lm_evaluator.enabled=false",)
 
@@ -149,45 +145,3 @@ def test_a_module_and_a_loader_of_ones_own_of_known_and_unknown_length(
     losses = [line["train/CE loss"] for line in metrics(tmp_path)]
     assert len(losses) == (12 if length else 9)
     assert losses[-1] < losses[0]
-
-
-OVERRIDES = (
-    "--trainer.callbacks.lm_evaluator.enabled=false",
-    "--trainer.callbacks.checkpointer.enabled=false",
-    "--trainer.hard_stop={value: 100, unit: steps}",
-    "--data_loader.prefetch=4",
-    "--train_module.dp_config={name: fsdp, param_dtype: bfloat16}",
-    "--train_module.dp_config={name: hsdp, param_dtype: bfloat16}",
-    "--train_module.compile_model=true",
-)
-
-
-@pytest.mark.parametrize("override", OVERRIDES)
-def test_overrides_of_the_guide_reach_the_configuration_that_is_printed(
-    tiny_mixture: Path, tmp_path: Path, override: str
-) -> None:
-    values, plain = (Values(config_values(tiny_mixture, tmp_path)) for _ in range(2))
-    values.override(override)
-    changed, default = (RunConfig.resolve(each).as_dict() for each in (values, plain))
-    assert changed != default
-
-
-def test_activation_checkpointing_by_a_budget(tiny_mixture: Path, tmp_path: Path) -> None:
-    values = Values(config_values(tiny_mixture, tmp_path))
-    values.override("--train_module.compile_model=true")
-    values.override("--train_module.ac_config={mode: budget, activation_memory_budget: 0.90}")
-    found = RunConfig.resolve(values).train_module.ac_config
-    assert (found.mode, found.activation_memory_budget) == ("budget", 0.9)
-
-
-def test_a_dry_run_prints_the_configuration_and_a_wrong_override_is_refused(
-    tiny_mixture: Path, tmp_path: Path
-) -> None:
-    values = Values(config_values(tiny_mixture, tmp_path))
-    values.override("--data_loader.prefetch=4")
-    assert "prefetch: 4" in describe(RunConfig.resolve(values), 1)
-    for wrong in ("--data_loader.prefetch_factor=4", "--data_loader.prefetch=many"):
-        mistaken = Values(config_values(tiny_mixture, tmp_path))
-        mistaken.override(wrong)
-        with pytest.raises(UsageError, match="prefetch"):
-            RunConfig.resolve(mistaken)

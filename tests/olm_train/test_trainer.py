@@ -102,15 +102,6 @@ def test_hooks_run_in_the_stated_order(tiny_mixture: Path, tmp_path: Path) -> No
     assert [line["mine"] for line in metrics(tmp_path) if "eval" not in line] == [1.0, 2.0, 3.0]
 
 
-def test_higher_priority_runs_first(tiny_mixture: Path, tmp_path: Path) -> None:
-    log: list[str] = []
-    late, early = Recorder(log, "late ", -5), Recorder(log, "early ", 5)
-    build_trainer(
-        tiny_mixture, tmp_path, stop_at(1), callbacks={"late": late, "early": early}
-    ).fit()
-    assert log[:2] == ["early pre_train@0", "late pre_train@0"]
-
-
 def test_an_error_reaches_the_callbacks_and_the_caller(tiny_mixture: Path, tmp_path: Path) -> None:
     log: list[str] = []
     trainer = build_trainer(tiny_mixture, tmp_path, callbacks={"recorder": Recorder(log)})

@@ -48,6 +48,7 @@ class Browser:
         self._poll = select.poll()  # unlike select, for descriptors above 1,024 too
         self._poll.register(answers, select.POLLIN)
         self._rest, self._number = b"", 0
+        self._open: list[str] = []
         self.problems: list[str] = []
 
     def ask(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
@@ -69,6 +70,7 @@ class Browser:
     def open(self, url: str, *, width: int = 1200, height: int = 900) -> Page:
         """Open a page in a tab of its own."""
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._open.append(target)
         session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Runtime", "Log", "Page"):
             self.ask(f"{domain}.enable", session)
@@ -78,6 +80,12 @@ class Browser:
         )  # fmt: skip
         self.ask("Page.navigate", session, url=url)
         return Page(self, session)
+
+    def close_pages(self) -> None:
+        """Close the tabs, and forget what was wrong in them."""
+        while self._open:
+            self.ask("Target.closeTarget", targetId=self._open.pop())
+        self.problems.clear()
 
     def _next(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._rest:

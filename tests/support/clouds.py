@@ -52,7 +52,9 @@ def connection(url: str) -> str:
 
 
 def environment(kind: str, url: str) -> dict[str, str]:
-    """Return the variables that lead clients of `az` or `gs` to a server."""
+    """Return the variables that lead clients of a kind of store to a server."""
+    if kind == "s3":
+        return {"AWS_ENDPOINT_URL": url}
     if kind == "az":
         return {"AZURE_STORAGE_CONNECTION_STRING": connection(url)}
     return {"STORAGE_EMULATOR_HOST": url}

@@ -45,7 +45,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "softcap": {"attention": {"softcap": 2.0, "query_pre_attn_scalar": 12.0}},
     "shifted keys": {"attention": {"shift_keys": True, "qk_norm": None}},
 }
-QUICK = ("grouped", "window", "full QK-norm")
+QUICK = {
+    "grouped": EXCHANGES, "window": ("gather", "needed"), "full QK-norm": ("ulysses",),
+    "whole rows": ("needed",), "long": ("gather", "ulysses"),
+    "full": ("gather",), "ops": ("needed", "ulysses"),
+}  # fmt: skip
+"""Models, data and recomputed activations of two ranks, each with some exchanges, all of them met;
+four ranks take all with all."""
 STRATEGIES: dict[str, dict[str, Any]] = {"fsdp": {}, "hsdp": {"num_replicas": 2}, "ddp": {}}
 RECOMPUTED = {
     "full": ActivationCheckpointingConfig(mode="full"),
@@ -90,20 +96,21 @@ def context(degree: int, exchange: str = "gather", **options: Any) -> dict[str, 
     return {"cp_config": cp, **options}
 
 
-def all_checks(models: Sequence[str] = QUICK) -> dict[Any, Any]:
-    """Run every check on this rank."""
+def all_checks(models: Sequence[str] = tuple(QUICK), every: bool = False) -> dict[Any, Any]:
+    """Run every check on this rank, with `every` each with each exchange."""
     world = World(rank=dist.get_rank(), size=dist.get_world_size())
     results: dict[Any, Any] = {}
     for exchange in EXCHANGES:
-        for name in models:
+        chosen = [name for name in QUICK if every or exchange in QUICK[name]]
+        for name in (name for name in models if name in MODELS and (every or name in chosen)):
             module = build("fsdp", world=world, model=of(name), **context(world.size, exchange))
             results[name, exchange] = steps(module)
-        for data in OTHER_SETS:
+        for data in (data for data in OTHER_SETS if data in chosen):
             results[data, exchange] = steps(
                 build("ddp", world=world, model=of("window"), **context(world.size, exchange)), data
             )
-        for name, ac in RECOMPUTED.items():
-            options = context(world.size, exchange, ac_config=ac)
+        for name in (name for name in RECOMPUTED if name in chosen):
+            options = context(world.size, exchange, ac_config=RECOMPUTED[name])
             module = build("fsdp", world=world, model=of("grouped"), **options)
             results[name, exchange] = steps(module, parts=2)
         results["apart", exchange] = _apart(world, exchange)
@@ -123,7 +130,7 @@ def all_checks(models: Sequence[str] = QUICK) -> dict[Any, Any]:
 
 def four_checks() -> dict[Any, Any]:
     """Run every check of this rank, one of four."""
-    results = all_checks(tuple(MODELS))
+    results = all_checks(tuple(MODELS), every=True)
     world = World(rank=dist.get_rank(), size=dist.get_world_size())
     for exchange in EXCHANGES:
         for name in FAMILIES:

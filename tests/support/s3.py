@@ -70,7 +70,13 @@ def serve_s3(bucket: str = "olm-test") -> Iterator[dict[str, str]]:
         with log.open("wb") as out:
             server = subprocess.Popen(command, env=env, cwd=folder, stdout=out, stderr=out)
         try:
-            found = {"endpoint_url": url, "key": key, "secret": secret, "bucket": bucket}
+            found = {
+                "kind": "s3",
+                "endpoint_url": url,
+                "key": key,
+                "secret": secret,
+                "bucket": bucket,
+            }
             _wait_until_ready(client(found), bucket, server, log)
             yield found
         finally:

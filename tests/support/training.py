@@ -133,7 +133,7 @@ def train(
         run.losses.append(float(metrics["train/CE loss"]))
         run.norms.append(float(metrics["optim/total grad norm"]))
         run.metrics |= {f"{name} {step}": float(value) for name, value in metrics.items()}
-    run.weights = full(module)["model"]
+    run.weights = whole_model(module)
     if module.experts is not None and module.config.pp_config is None:
         run.counts = module.world.sum(module.experts.counts)
     return run
@@ -235,9 +235,14 @@ def _together(state: dict[str, Any], world: World) -> dict[str, dict[str, torch.
     return found
 
 
+def whole_model(module: TransformerTrainModule) -> dict[str, torch.Tensor]:
+    """A copy of the weights, put together, and of nothing else; every rank calls it."""
+    return full(module, {"model": module.state_dict()["model"]})["model"]
+
+
 def weights(module: TransformerTrainModule) -> str:
     """Digest of the whole model; every rank calls it."""
-    return digest(full(module)["model"])
+    return digest(whole_model(module))
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:

@@ -108,25 +108,6 @@ def test_own_files_need_a_tokenizer_and_an_output(command: Command, source: Path
     assert command("tokenize").returncode == 2
 
 
-def test_a_damaged_dataset_is_exit_3_with_file_field_expected_and_found(
-    command: Command, source: Path, tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    command("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", out)
-    path = out / "shard-00000.tokens.npy"
-    data = bytearray(path.read_bytes())
-    data[150] ^= 1
-    path.write_bytes(data)
-    done = command("verify", out)
-    assert done.returncode == 3
-    assert re.search(r"/shard-00000.tokens.npy  sha256  \w{64}  \w{64}\n", done.stdout)
-    assert re.search(r"^ok +no\n", done.stdout)
-    shown = command("show", "document", out, "0")
-    assert shown.returncode == 3
-    assert "Traceback" not in shown.stderr
-    assert command("show", "document", out, "0", "--id", "0").returncode == 2
-
-
 def test_an_interrupted_run_exits_130_says_how_to_go_on_and_goes_on(
     tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -159,12 +140,6 @@ def test_an_interrupted_run_exits_130_says_how_to_go_on_and_goes_on(
     assert "finished before; they are kept" in again.stderr
     assert olm_data(*command, tmp_path / "whole").returncode == 0
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
-
-
-def test_help_begins_with_what_it_does_and_an_example(command: Command) -> None:
-    for name in ("tokenize", "verify", "stats", "show"):
-        shown = command(name, "--help").stdout
-        assert f"olm-data {name} " in shown.split("Options:")[0]
 
 
 @pytest.mark.slow
@@ -226,8 +201,7 @@ def test_an_option_of_another_runner_is_refused(
     assert caught.value.where == option
 
 
-@pytest.mark.parametrize("where", ["inputs", "output", "both"])
-@pytest.mark.parametrize("workers", [None, 3])
+@pytest.mark.parametrize(("where", "workers"), [("inputs", None), ("output", 3), ("both", 3)])
 def test_what_this_process_holds_in_memory_is_tokenised_by_it(
     where: str, workers: int | None, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:

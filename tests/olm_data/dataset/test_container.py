@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.adding import add_to
-from support.command import inside, olm_data
+from support.command import inside
 from support.small_datasets import mix_datasets
 from support.tokenizing import make_dataset, texts, write_jsonl
 
@@ -136,11 +136,3 @@ def test_damage_to_a_raw_file_is_found(damage: str, tiny_tokenizer: Path, tmp_pa
     with pytest.raises(ValidationError, match="changed since" if damage == "flip" else "bytes"):
         Dataset.open(str(out)).read(0, made.manifest.totals.tokens)
     assert not verify(str(out)).ok
-
-
-def test_the_command_line_makes_one(tiny_tokenizer: Path, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", texts(20))
-    words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", tmp_path / "out")
-    done = olm_data(*words, "--container", "raw", "--workers", "1", "--encoder", "hf")
-    assert done.returncode == 0, done.stderr
-    assert np.fromfile(tmp_path / "out" / "shard-00000.tokens.bin", "<u2").size > 0

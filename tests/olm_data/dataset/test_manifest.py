@@ -74,17 +74,6 @@ def test_half_of_what_labels_need_is_refused(path: Path, edit) -> None:
         Dataset.open(str(path))
 
 
-def test_an_edited_manifest_with_a_fresh_digest_cannot_leave_its_folder(path: Path) -> None:
-    for name in ("../evil", "/etc/passwd", "shard-00000/../x", "shard-1", "s3://b/shard-00000"):
-        manifest = json.loads((path / "manifest.json").read_text())
-        manifest["shards"][0]["name"] = name
-        body = {k: v for k, v in manifest.items() if k not in ("digest", "tools")}
-        manifest["digest"] = hashlib.sha256(canonical_json(body)).hexdigest()
-        (path / "manifest.json").write_text(json.dumps(manifest))
-        with pytest.raises(ValidationError, match="not of the form"):
-            Dataset.open(str(path))
-
-
 def test_what_an_earlier_text_names_by_its_digest_is_known_by_it_alone(path: Path) -> None:
     """A run that goes on opens 10^5 shards: whoever wrote its lock has looked at the text."""
     data = (path / "manifest.json").read_bytes()

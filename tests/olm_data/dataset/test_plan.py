@@ -53,10 +53,6 @@ def test_no_two_neighbouring_tasks_would_fit_into_one_at_their_border(
         assert sum(sizes[start : stop + 1]) > target
 
 
-def test_sums_beyond_32_bits_are_exact() -> None:
-    assert group([2**40, 2**40, 2**40], 2**41) == ((0, 2), (2, 3))
-
-
 def test_the_shard_size_follows_the_users_wish_or_the_size_of_the_inputs() -> None:
     assert shard_text(10**12, 1000) == 4000
     assert shard_text(10**12, None) == 400_000_000

@@ -174,15 +174,6 @@ def test_a_file_of_another_size_is_refused_at_open(
         opened(folder, manifest, verify=verify, mapped=mapped)
 
 
-@pytest.mark.parametrize("file", ["tokens.npy", "ends.npy"])
-def test_another_header_is_refused_at_open(shard: tuple[Path, Manifest], file: str) -> None:
-    folder, manifest = shard
-    path = folder / f"{NAME}.{file}"
-    path.write_bytes(path.read_bytes().replace(b"<u", b">u", 1))
-    with pytest.raises(ValidationError, match="the NumPy header is not that of"):
-        opened(folder, manifest)
-
-
 @pytest.mark.parametrize("mapped", [True, False])
 def test_ends_are_checked_by_digest_and_by_sense(
     shard: tuple[Path, Manifest], mapped: bool
@@ -211,18 +202,3 @@ def test_another_commit_record_is_refused_on_first_use(shard: tuple[Path, Manife
     found = opened(folder, manifest, sha256=digests)
     with pytest.raises(ValidationError, match="digest"):
         found.read(0, 1)
-
-
-def test_a_link_may_lead_to_a_file_of_the_folder_and_nowhere_else(
-    shard: tuple[Path, Manifest], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder, manifest = shard
-    path, outside = folder / f"{NAME}.ends.npy", tmp_path_factory.mktemp("outside") / "ends.npy"
-    path.rename(folder / "ends")
-    path.symlink_to(folder / "ends")
-    assert len(opened(folder, manifest).ends) == len(LENGTHS)
-    (folder / "ends").rename(outside)
-    path.unlink()
-    path.symlink_to(outside)
-    with pytest.raises(ValidationError, match="link"):
-        opened(folder, manifest)

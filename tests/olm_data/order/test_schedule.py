@@ -99,14 +99,6 @@ def test_a_batch_split_in_any_way_is_the_same_rows() -> None:
     assert np.array_equal(schedule.locate(np.arange(1200)[::-1]).row[::-1], whole.row)
 
 
-def test_extending_the_last_stage_changes_no_earlier_row() -> None:
-    short = make([97, 31], [(100, [2, 1]), (211, [3, 5])])
-    long = make([97, 31], [(100, [2, 1]), (5000, [3, 5])])
-    rows = np.arange(311)
-    for name in ("stage", "source", "epoch", "row"):
-        assert np.array_equal(getattr(short.locate(rows), name), getattr(long.locate(rows), name))
-
-
 def test_a_source_keeps_its_order_when_others_are_added_or_shares_change() -> None:
     def order(schedule: Schedule, source: int) -> list[int]:
         place = schedule.locate(np.arange(schedule.total_rows))

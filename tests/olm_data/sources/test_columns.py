@@ -82,16 +82,6 @@ def test_units_of_any_size_give_what_the_whole_file_gives(tmp_path: Path, ending
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_invalid_utf8_in_a_text_column_is_dropped_and_named(tmp_path: Path, ending: str) -> None:
-    raw = pa.array([b"good", b"\xff\xfe", b"caf\xc3", b"\xa9 also good?", b"fine"], pa.binary())
-    path = write(tmp_path, ending, table(raw))
-    read = read_source(path)
-    assert read.texts == ["good", "fine"]
-    assert read.reasons == [("invalid_utf8", 1), ("invalid_utf8", 2), ("invalid_utf8", 3)]
-    assert "byte 0" in read.drops[0].detail
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
 def test_a_table_without_the_text_column_is_refused_with_its_columns(
     tmp_path: Path, ending: str
 ) -> None:
@@ -107,14 +97,6 @@ def test_a_text_column_of_numbers_is_refused(tmp_path: Path, ending: str) -> Non
     path = write(tmp_path, ending, table(pa.array(range(5))))
     with pytest.raises(InputError, match="int64, not text"):
         read_source(path)
-
-
-def test_a_column_that_only_later_files_lack_is_null_there(tmp_path: Path) -> None:
-    pq.write_table(table(pa.array(TEXTS[:2])), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"text": ["bare"]}), tmp_path / "b.parquet")
-    read = read_source(tmp_path, keep=["url"])
-    assert read.ids == ["0", "1", None]
-    assert read.kept[2] == {"url": None}
 
 
 def test_an_empty_table_has_no_documents(tmp_path: Path) -> None:

@@ -16,24 +16,13 @@ from support.hub_stub import HubStub
 from support.reading import read_source, resolve_source
 
 from olm_data.cli import cli
-from olm_data.errors import StorageError, UsageError
+from olm_data.errors import StorageError
 from olm_data.sources import named
 
 
 def run(hub: HubStub, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a fresh process whose hub clients know the stub from their start."""
     return olm_data(*arguments, folder=home, extra=hub.environment(home))
-
-
-def test_a_named_source_reads_its_default_subset_by_row_groups(
-    hub: tuple[HubStub, list[str]], endpoint: HubStub
-) -> None:
-    read = read_source(source="fineweb-edu", target_bytes=1000)
-    assert read.texts == hub[1]
-    assert read.units == 8
-    assert read.ids[0] == "<urn:uuid:00000000-0000>"
-    assert read.kept[61] == {"url": "https://example.org/1/1", "score": 2.51}
-    assert read.places[60] == ("HuggingFaceFW/fineweb-edu/sample/10BT/001_00000.parquet", 0)
 
 
 def test_only_the_wanted_columns_of_a_row_group_are_fetched(endpoint: HubStub) -> None:
@@ -142,12 +131,6 @@ for config, split in ((":nope", None), ("", "dev")):
     assert done.stdout.count("no such config or split") == 2
     assert "sample-10BT" in done.stdout
     assert "train" in done.stdout
-
-
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, endpoint: HubStub) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UsageError, match=r"pip install 'olm-data\[hub\]'"):
-        resolve_source(source="hf:HuggingFaceFW/fineweb-edu")
 
 
 SUBSETS: dict[str, Any] = {

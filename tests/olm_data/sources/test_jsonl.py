@@ -49,13 +49,6 @@ def test_positions_are_byte_offsets_in_plain_files_and_line_numbers_in_compresse
     assert [p for _, p in packed.places] == [0, 3, 4]
 
 
-def test_a_byte_order_mark_at_the_start_is_left_out(tmp_path: Path) -> None:
-    for name, data in (("a.jsonl", b""), ("b.jsonl.gz", b"gz")):
-        raw = b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}\n'
-        (tmp_path / name).write_bytes(gzip.compress(raw) if data else raw)
-        assert read_source(tmp_path / name).texts == ["a", "b"]
-
-
 @settings(max_examples=40)
 @given(
     st.lists(

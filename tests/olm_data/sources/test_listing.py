@@ -177,9 +177,3 @@ def test_unknown_formats_and_places_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="credentials") as caught:
         paths("s3://key:canary-secret@bucket/a.jsonl")
     assert "canary" not in str(caught.value)
-
-
-def test_a_file_named_twice_is_refused(tmp_path: Path) -> None:
-    a = jsonl(tmp_path / "a.jsonl", "1")
-    with pytest.raises(InputError, match="named twice"):
-        paths(a, tmp_path)

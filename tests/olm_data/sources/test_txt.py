@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.reading import read_source
 
-from olm_data.errors import UsageError
 from olm_data.sources import txt
 
 
@@ -67,10 +66,3 @@ def test_splitting_in_small_reads_equals_splitting_the_whole(
         else:
             joined = "".join(whole.texts)
             assert re.sub(r"\s", "", joined) == re.sub(r"\s", "", "".join(parts))
-
-
-def test_options_of_tables_are_refused_for_text(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("x")
-    for arguments in ({"keep": ["a"]}, {"id_column": "a"}, {"separator": ""}):
-        with pytest.raises(UsageError):
-            read_source(tmp_path, **arguments)

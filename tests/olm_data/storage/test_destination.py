@@ -15,7 +15,6 @@ from support.small_datasets import random_shards, write_dataset
 
 from olm_data.errors import (
     ConflictError,
-    StorageError,
     ValidationError,
 )
 from olm_data.extensions.exporting import samples
@@ -177,19 +176,3 @@ def test_a_killed_export_has_no_receipt_and_the_same_command_makes_it_whole(
     there = fetched(prefix, tmp_path / "there")
     assert exported.olmo_core(there, "uint16") == wanted
     assert set(objects(prefix)) == {RECORD, *json.loads((there / RECORD).read_text())["files"]}
-
-
-def test_two_at_once_on_one_prefix_are_refused(prefix: str, tmp_path: Path) -> None:
-    write_dataset(tmp_path / "d", [[[1]]])
-
-    def second(tokens: int, total: int) -> None:
-        with pytest.raises(ConflictError, match="another process"):
-            export(str(tmp_path / "d"), "hf", prefix)
-
-    assert export(str(tmp_path / "d"), "mds", prefix, watch=second).status == "written"
-
-
-def test_a_bucket_that_is_not_there_is_said_at_once(s3: dict[str, str], tmp_path: Path) -> None:
-    write_dataset(tmp_path / "d", [[[1]]])
-    with pytest.raises(StorageError, match="does not exist"):
-        export(str(tmp_path / "d"), "mds", "s3://no-such-bucket-here/out")

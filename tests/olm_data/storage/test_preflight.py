@@ -23,19 +23,6 @@ def test_a_good_store_needs_no_note_and_keeps_no_probe(place: str, tmp_path: Pat
     assert Store(place).entries() == []
 
 
-def test_a_store_that_ignores_conditions_is_refused_but_for_a_single_writer(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = Bucket.put
-    monkeypatch.setattr(Bucket, "put", lambda self, key, data, **_: real(self, key, data))
-    with pytest.raises(StorageError, match="ignores conditional writes") as caught:
-        preflight(Store(place), "--alone")
-    assert "--alone" in str(caught.value.fix)
-    (note,) = preflight(Store(place, single_writer=True))
-    assert "single writer" in note
-    assert Store(place).entries() == []
-
-
 def test_who_may_not_delete_is_told_of_the_probe(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

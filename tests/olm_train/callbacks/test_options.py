@@ -25,6 +25,7 @@ ELSEWHERE = {
     "ModelMergeCallback": "olm_train/extensions/averaging/test_model_merge.py",
     "ReplicaCheckerCallback.interval": "faults/test_59_other_replica.py",
     "ReplayCheckerCallback.steps": "faults/test_60_replay.py",
+    "ReplayCheckerCallback.tolerance": "faults/test_60_replay.py",
     "ReplayCheckerCallback.strict": "faults/test_60_replay.py",
     "SpeedMonitorCallback.data_wait_alarm": "faults/test_51_slow_storage.py",
     "TrackerCallback.name": "olm_train/extensions/tracking/test_command.py",

@@ -88,18 +88,6 @@ def test_the_digest_of_a_step_is_that_of_its_global_rows(lock: Path) -> None:
     assert ranks[0].rows_of_step(2).tolist() == list(range(24, 36))
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 5])
-def test_a_loader_goes_on_after_the_last_step_handed_out(lock: Path, prefetch: int) -> None:
-    batches = loader(lock, prefetch=prefetch)
-    first = iter(batches)
-    seen = [rows_of(next(first)) for _ in range(3)]
-    assert (batches.step, batches.state_dict()["rows_consumed"]) == (3, 36)
-    seen += [rows_of(step) for step in batches]
-    assert [row for step in seen for row in step] == list(range(batches.steps * 12))
-    with pytest.raises(RuntimeError):
-        next(first)  # the older iterator cannot hand out rows a second time
-
-
 def test_a_loader_nobody_holds_ends_its_thread(lock: Path) -> None:
     before = set(threading.enumerate())
     batches = loader(lock, prefetch=1)

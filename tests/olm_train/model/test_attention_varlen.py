@@ -93,9 +93,15 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("window", [None, 7])
-@pytest.mark.parametrize("scores", [Scores(), Scores(0.4), Scores(None, 0.7)])
+@pytest.mark.parametrize(
+    ("kv_heads", "window", "scores"),
+    [
+        (4, None, Scores()),
+        (2, 7, Scores()),
+        (2, None, Scores(0.4)),
+        (4, 7, Scores(None, 0.7)),
+    ],
+)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_are_given_what_makes_them_agree_with_sdpa(
     kernel: str, window: int | None, kv_heads: int, scores: Scores
@@ -218,10 +224,16 @@ def pieces(
     return torch.stack(out)
 
 
-@pytest.mark.parametrize("window", [None, pytest.param(1, marks=pytest.mark.slow), 7])
-@pytest.mark.parametrize("kv_heads", [pytest.param(4, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("backend", ["pieces", "math", "flex", "whole rows"])
-@pytest.mark.parametrize("chunks", [[[0, 3, 4], [1, 2, 5]], [[0, 1], [2, 3]], [[1], [0]]])
+@pytest.mark.parametrize(
+    ("chunks", "window", "kv_heads"),
+    [
+        ([[0, 3, 4], [1, 2, 5]], None, 2),
+        ([[0, 3, 4], [1, 2, 5]], 7, 2),
+        ([[0, 1], [2, 3]], 7, 4),
+        ([[1], [0]], 1, 2),
+    ],
+)
 def test_a_part_of_the_queries_sees_the_keys_that_they_see_together(
     chunks: list[list[int]], backend: str, kv_heads: int, window: int | None
 ) -> None:

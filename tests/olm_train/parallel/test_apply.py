@@ -5,12 +5,10 @@ All checks of two ranks run in one pair of processes (support/parallel_checks.py
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from support.distributed import run_ranks
 from support.model_options import FAMILIES
 from support.parallel_checks import HALF, MICRO_BATCHES, OPTIMIZERS, all_checks
@@ -20,7 +18,6 @@ from support.training import (
     Run,
     build,
     digest,
-    full,
     micro_batches,
     three_steps,
     train,
@@ -42,17 +39,8 @@ def single() -> Run:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("checkpoints")
-    module = build()
-    train(module, [ROWS], steps=[1, 2])
-    dcp.save(module.state_dict(), checkpoint_id=path / "one")
-    return path
-
-
-@pytest.fixture(scope="module")
-def ranks(folder: Path) -> list[dict[Any, Any]]:
-    return run_ranks(all_checks, 2, str(folder))
+def ranks() -> list[dict[Any, Any]]:
+    return run_ranks(all_checks, 2)
 
 
 @pytest.mark.parametrize(("strategy", "cut"), RUNS)
@@ -175,31 +163,8 @@ def test_a_nan_on_one_rank_stops_all_before_the_weights_change(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_checkpoint_of_one_rank_goes_on_on_two(
-    strategy: str, single: Run, ranks: list[dict[Any, Any]]
-) -> None:
-    module = build()
-    train(module, [ROWS], steps=[1, 2])
-    for rank in ranks:
-        result = rank[strategy, "checkpoint"]
-        for part, tensors in full(module).items():
-            assert digest(result["loaded"][part]) == digest(tensors)
-        assert result["losses"] == pytest.approx(single.losses[2:], rel=1e-5)
-        assert result["full state fits"]
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_checkpoint_of_two_ranks_goes_on_on_one(
-    strategy: str, single: Run, ranks: list[dict[Any, Any]], folder: Path
-) -> None:
-    module = build()
-    state = module.state_dict()
-    dcp.load(state, checkpoint_id=folder / f"two-{strategy}")
-    module.load_state_dict(state)
-    for part, tensors in full(module).items():
-        assert digest(ranks[0][strategy, "checkpoint"]["saved"][part]) == digest(tensors)
-    rest = train(module, [3, 5], steps=[3, 4, 5, 6])
-    assert rest.losses == pytest.approx(single.losses[2:], rel=1e-5)
+def test_a_state_of_whole_tensors_fits(strategy: str, ranks: list[dict[Any, Any]]) -> None:
+    assert all(rank[strategy, "whole state fits"] for rank in ranks)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -183,7 +183,9 @@ def test_weights_names_and_state_are_those_of_a_run_without_it() -> None:
 
 
 @with_torchao
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe", [*RECIPES[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in RECIPES[2:])]
+)
 def test_a_model_learns_as_well_as_in_bfloat16(recipe: str) -> None:
     plain, run = (train(module_of(each), [ROWS]) for each in (None, recipe))
     assert plain.initial == run.initial

@@ -90,9 +90,13 @@ def ignores_versions(exchange: Exchange) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"), [(ignores_versions, "ignored"), (answer(501, "NotImplemented"), "refused")]
+    ("method", "fault", "said"),
+    [
+        ("PUT", ignores_versions, "ignored"),
+        ("PUT", answer(501, "NotImplemented"), "refused"),
+        ("DELETE", ignores_versions, "ignored"),
+    ],
 )
-@pytest.mark.parametrize("method", ["PUT", "DELETE"])
 def test_a_store_that_does_not_know_versions_is_noted_and_stops_nobody(
     method: str, fault: Fault, said: str, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -152,11 +156,6 @@ def test_a_local_folder_that_does_not_exist_yet_is_examined_and_not_made(tmp_pat
     states = {finding.check: finding.state for finding in report.findings}
     assert states["conditional create"] == states["lock"] == states["write"] == "ok"
     assert os.listdir(tmp_path) == []
-
-
-def test_a_url_with_credentials_is_refused() -> None:
-    with pytest.raises(UsageError, match="credential"):
-        examine("s3://key:secret@bucket/x")
 
 
 def test_another_cloud_is_asked_what_every_store_must_do(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -43,14 +42,3 @@ def test_result_on_standard_output_and_the_rest_beside_it(
     assert result["digest"] in back.stdout
     card = (tmp_path / "hub/datasets/lab/books/README.md").read_text()
     assert 'license: "mit"' in card
-
-
-def test_a_damaged_dataset_is_exit_3(
-    tmp_path: Path, tiny_tokenizer: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = write_jsonl(tmp_path / "books.jsonl", texts(5))
-    make_dataset([source], tiny_tokenizer, tmp_path / "books")
-    shutil.copy(tiny_tokenizer, tmp_path / "books" / "shard-00000.ends.npy")
-    said = inside(capsys, "push", tmp_path / "books", BOOKS)
-    assert said.returncode == 3
-    assert "the dataset is damaged" in said.stderr

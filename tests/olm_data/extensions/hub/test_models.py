@@ -102,30 +102,6 @@ def test_a_model_in_our_own_format_comes_back(hub: HubStub, tmp_path: Path) -> N
         push(str(exported_model(tmp_path / "hf")), FIRST)
 
 
-def test_the_second_push_sends_nothing(hub: HubStub, model: Path) -> None:
-    first = push(str(model), FIRST)
-    hub.requests.clear()
-    again = push(str(model), FIRST)
-    assert (again.status, again.commit, again.sent, again.sent_bytes, again.kept) == (
-        "already there",
-        first.commit,
-        0,
-        0,
-        4,
-    )
-    assert not [asked for asked in hub.requests if asked.startswith(("POST", "PUT"))]
-
-
-def test_dry_runs_make_nothing(hub: HubStub, model: Path, tmp_path: Path) -> None:
-    looked = push(str(model), FIRST, dry_run=True)
-    assert (looked.status, looked.commit) == ("would push", None)
-    assert not at_hub(hub).exists()
-    done = push(str(model), FIRST)
-    assert (looked.sent, looked.sent_bytes) == (done.sent, done.sent_bytes)
-    assert pull(FIRST, str(tmp_path / "back"), dry_run=True).status == "would pull"
-    assert not (tmp_path / "back").exists()
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_damaged_model_is_not_sent(hub: HubStub, model: Path, name: str) -> None:
     data = bytearray((model / name).read_bytes())
@@ -177,17 +153,6 @@ def test_a_hub_that_names_files_otherwise_the_second_time_is_refused(
     with pytest.raises(ValidationError, match="other bytes each time"):
         pull(FIRST, str(tmp_path / "back"))
     assert not (tmp_path / "back").exists()
-
-
-def test_another_model_in_the_repository_is_exit_7_and_stays(
-    hub: HubStub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    push(str(exported_model(tmp_path / "other", "olmo2", "d" * 64)), FIRST)
-    before = digests(at_hub(hub))
-    said = inside(capsys, "push", model, FIRST)
-    assert said.returncode == 7, said.stderr
-    assert "another model" in said.stderr
-    assert digests(at_hub(hub)) == before
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.command import arguments, environment, inside, olm_data
+from support.command import arguments, environment, olm_data
 from support.hub_stub import HubStub
 from support.polling import wait_until
 from support.tokenizing import digests
@@ -25,11 +25,15 @@ def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if "pulling" in path.name)
 
 
-def test_what_is_there_already_is_verified_and_left(
+def test_a_dry_run_makes_no_folder_and_what_is_there_already_is_verified_and_left(
     hub: HubStub, books: Path, tmp_path: Path
 ) -> None:
-    push(str(books), BOOKS)
-    pull(BOOKS, str(tmp_path / "back"))
+    done = push(str(books), BOOKS)
+    looked = pull(BOOKS, str(tmp_path / "back"), dry_run=True)
+    assert (looked.status, looked.commit) == ("would pull", done.commit)
+    assert not (tmp_path / "back").exists()
+    assert left(tmp_path) == []
+    assert pull(BOOKS, str(tmp_path / "back")).files == looked.files
     before = digests(tmp_path / "back")
     hub.requests.clear()
     again = pull(BOOKS, str(tmp_path / "back"))
@@ -37,15 +41,6 @@ def test_what_is_there_already_is_verified_and_left(
     assert digests(tmp_path / "back") == before
     assert not [asked for asked in hub.requests if ".npy" in asked]
     assert left(tmp_path) == []
-
-
-def test_a_dry_run_makes_no_folder(hub: HubStub, books: Path, tmp_path: Path) -> None:
-    done = push(str(books), BOOKS)
-    looked = pull(BOOKS, str(tmp_path / "back"), dry_run=True)
-    assert (looked.status, looked.commit) == ("would pull", done.commit)
-    assert not (tmp_path / "back").exists()
-    assert left(tmp_path) == []
-    assert pull(BOOKS, str(tmp_path / "back")).files == looked.files
 
 
 def test_an_output_with_something_else_is_refused_and_stays(
@@ -99,14 +94,6 @@ def test_a_missing_part_is_named(hub: HubStub, books: Path, tmp_path: Path) -> N
 def test_addresses_and_outputs_that_cannot_be(address: str, output: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         pull(address, output)
-
-
-def test_no_such_repository_is_exit_4(
-    hub: HubStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = inside(capsys, "pull", "hf://datasets/lab/none", tmp_path / "back")
-    assert said.returncode == 4, said.stderr
-    assert "there is no such dataset on the hub" in said.stderr
 
 
 def test_a_client_that_is_told_to_stay_offline_says_so(

@@ -138,12 +138,6 @@ def test_a_dry_run_checks_and_writes_nothing(files: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
-def test_the_dtype_is_asked_for_where_no_file_says_it(files: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="do not say how wide") as caught:
-        make(files / "dolma", tmp_path / "out")
-    assert "--dtype uint16" in str(caught.value.fix)
-
-
 @pytest.mark.parametrize("case", ["nothing", "suffix", "twice", "mixed", "tokenizer", "run"])
 def test_inputs_and_outputs_that_make_no_sense_are_refused(
     case: str, files: Path, tmp_path: Path

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from support.importing import EOS, SETS, make
+from support.importing import make
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError, ValidationError
@@ -21,24 +20,6 @@ def test_what_changes_after_the_import_is_found(files: Path, tmp_path: Path) -> 
     assert not verify(str(tmp_path / "out")).ok
     with pytest.raises(ValidationError, match="have changed"):
         Dataset.open(str(tmp_path / "out")).read(0, 100)
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_the_wrong_dtype_is_refused(name: str, files: Path, tmp_path: Path) -> None:
-    right = SETS[name] or ("uint32" if "int32" in name else "uint16")
-    wrong = {"uint16": "uint32", "uint32": "uint16"}[right]
-    with pytest.raises(InputError, match=r"tokens|as uint"):
-        make(files / name, tmp_path / "out", dtype=wrong)
-
-
-def test_uint32_tokens_read_as_uint16_are_noticed_without_any_sidecar(tmp_path: Path) -> None:
-    path = tmp_path / "a.npy"
-    ids = np.arange(1, 200, dtype="<u4") % 200
-    ids[::10] = EOS
-    ids.tofile(path)
-    with pytest.raises(InputError, match="every second value is 0"):
-        make(path, tmp_path / "out", dtype="uint16")
-    assert make(path, tmp_path / "out", dtype="uint32").documents > 10
 
 
 def test_another_eos_than_the_files_is_refused_and_none_is_possible(

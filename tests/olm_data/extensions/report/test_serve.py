@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.browser import browser, needs_browser
+from support.browser import Browser, browser, needs_browser
 
 from olm_data.errors import ResourceError
 from olm_data.extensions.ledger.files import Entries, LedgerInfo, LedgerWriter
@@ -112,42 +112,54 @@ def grow(run: Path, steps: range) -> None:
     writer.close()
 
 
+@pytest.fixture(scope="module")
+def started() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture
+def chromium(started: Browser) -> Iterator[Browser]:
+    """One for all: to start it costs more than most that is asked of it."""
+    yield started
+    started.close_pages()
+
+
 @needs_browser
 def test_a_browser_draws_the_run_as_it_grows_and_a_click_shows_documents(
-    server: Server, run: Path
+    chromium: Browser, server: Server, run: Path
 ) -> None:
     piece = BadDocument(None, HOSTILE, 1, "line", "s", 0, 0, 9)
     bad = BadStep(step=3, loss="9.5", grad_norm="7.0", rows=[BadRow(1, "main", "a", [piece])])
     bad.write(run / "spike-step00000003.json")
-    with browser() as chromium:
-        page = chromium.open(server.url)
-        page.wait("document.querySelector('path.train') && document.querySelector('.mark-spike')")
-        assert page.js("document.querySelector('#olm-run').dataset.drawn") == "5"
-        before = page.js("document.querySelector('path.train').getAttribute('d')")
-        assert before.count("L") == 4
-        for text in ("loss on a", "5.250", "Mixture drawn so far", "def <f>", HOSTILE):
-            assert text in page.text()
-        grow(run, range(6, 21))
-        page.wait("document.querySelector('#olm-run').dataset.drawn == '20'")
-        assert page.js("document.querySelector('path.train').getAttribute('d')").count("L") == 19
-        page.click("#olm-run svg", across=0.62, down=0.5)
-        page.wait("document.querySelector('#olm-documents pre')")
-        shown = page.js("document.querySelector('#olm-documents h2').textContent")
-        step = int(shown.rpartition(" ")[2])
-        assert 9 <= step <= 15
-        rows = json.loads(get(server, f"/step?run=0&step={step}")[1])["rows"]
-        for row in rows:
-            assert f"row {row['row']}" in page.text()
-            assert row["pieces"][0]["name"] in page.text()
-        page.js("document.querySelector('input[type=number]').value = 2")
-        page.click("#olm-show")
-        page.wait("document.querySelector('#olm-documents h2').textContent.endsWith(' 2')")
-        append_end(run, End(step=20, time=2e9, reason="cancelled", by="me", why=HOSTILE))
-        page.wait("document.querySelector('.badge').textContent == 'cancelled'")
-        assert HOSTILE in page.text()
-        assert page.js("document.querySelectorAll('img').length") == 0
-        assert page.js("document.title").startswith("olm run: <img")
-        assert chromium.problems == []
+    page = chromium.open(server.url)
+    page.wait("document.querySelector('path.train') && document.querySelector('.mark-spike')")
+    assert page.js("document.querySelector('#olm-run').dataset.drawn") == "5"
+    before = page.js("document.querySelector('path.train').getAttribute('d')")
+    assert before.count("L") == 4
+    for text in ("loss on a", "5.250", "Mixture drawn so far", "def <f>", HOSTILE):
+        assert text in page.text()
+    grow(run, range(6, 21))
+    page.wait("document.querySelector('#olm-run').dataset.drawn == '20'")
+    assert page.js("document.querySelector('path.train').getAttribute('d')").count("L") == 19
+    page.click("#olm-run svg", across=0.62, down=0.5)
+    page.wait("document.querySelector('#olm-documents pre')")
+    shown = page.js("document.querySelector('#olm-documents h2').textContent")
+    step = int(shown.rpartition(" ")[2])
+    assert 9 <= step <= 15
+    rows = json.loads(get(server, f"/step?run=0&step={step}")[1])["rows"]
+    for row in rows:
+        assert f"row {row['row']}" in page.text()
+        assert row["pieces"][0]["name"] in page.text()
+    page.js("document.querySelector('input[type=number]').value = 2")
+    page.click("#olm-show")
+    page.wait("document.querySelector('#olm-documents h2').textContent.endsWith(' 2')")
+    append_end(run, End(step=20, time=2e9, reason="cancelled", by="me", why=HOSTILE))
+    page.wait("document.querySelector('.badge').textContent == 'cancelled'")
+    assert HOSTILE in page.text()
+    assert page.js("document.querySelectorAll('img').length") == 0
+    assert page.js("document.title").startswith("olm run: <img")
+    assert chromium.problems == []
 
 
 def ledger_of(lock: Path, run: Path, step: int) -> list[dict[str, Any]]:
@@ -179,7 +191,7 @@ def ledger_of(lock: Path, run: Path, step: int) -> list[dict[str, Any]]:
 
 @needs_browser
 def test_a_click_shows_what_each_document_cost_and_the_page_what_each_source_does(
-    server: Server, lock: Path, run: Path
+    chromium: Browser, server: Server, lock: Path, run: Path
 ) -> None:
     want = ledger_of(lock, run, 3)
     assert get(server, "/data?run=0")[0] == 200  # reads the log
@@ -188,26 +200,25 @@ def test_a_click_shows_what_each_document_cost_and_the_page_what_each_source_doe
     assert costs == [(each["row"], pytest.approx(each["loss"])) for each in want]
     assert told["losses"]["top"][0]["loss"] == want[-1]["loss"]
     assert json.loads(get(server, "/step?run=0&step=2")[1])["losses"] is None
-    with browser() as chromium:
-        page = chromium.open(server.url)
-        page.wait("document.querySelectorAll('path.part').length >= 2")
-        page.js("document.querySelector('input[type=number]').value = 3")
-        page.click("#olm-show")
-        page.wait("document.querySelector('#olm-losses')")
-        assert "what raised it" in page.text()
-        assert f"loss {len(want)}" in page.text()
-        page.js("document.querySelector('input[type=number]').value = 2")
-        page.click("#olm-show")
-        page.wait("document.querySelector('#olm-documents h2').textContent.endsWith(' 2')")
-        page.wait("document.querySelector('#olm-documents .docs')")
-        assert "no losses of this step yet" in page.text()
-        assert "null" not in page.text()
-        assert chromium.problems == []
+    page = chromium.open(server.url)
+    page.wait("document.querySelectorAll('path.part').length >= 2")
+    page.js("document.querySelector('input[type=number]').value = 3")
+    page.click("#olm-show")
+    page.wait("document.querySelector('#olm-losses')")
+    assert "what raised it" in page.text()
+    assert f"loss {len(want)}" in page.text()
+    page.js("document.querySelector('input[type=number]').value = 2")
+    page.click("#olm-show")
+    page.wait("document.querySelector('#olm-documents h2').textContent.endsWith(' 2')")
+    page.wait("document.querySelector('#olm-documents .docs')")
+    assert "no losses of this step yet" in page.text()
+    assert "null" not in page.text()
+    assert chromium.problems == []
 
 
 @needs_browser
 def test_the_legends_of_two_runs_tell_their_curves_apart(
-    lock: Path, run: Path, tmp_path: Path
+    chromium: Browser, lock: Path, run: Path, tmp_path: Path
 ) -> None:
     sets = ["a", "b", "merged/a", "merged/b"]
     results = {name: {"CE loss": 5.0 + n, "BPB": 1.0 + n} for n, name in enumerate(sets)}
@@ -217,7 +228,7 @@ def test_the_legends_of_two_runs_tell_their_curves_apart(
         ledger_of(lock, run, step)
     folders = [run, *(shutil.copytree(run, tmp_path / name) for name in ("second", "third"))]
     views = [RunView(each, each.name, str(lock)) for each in folders]
-    with served(views) as serving, browser() as chromium:
+    with served(views) as serving:
         page = chromium.open(serving.url)
         page.wait("document.querySelectorAll('#clip-0 ~ g path.train').length == 3")
         page.wait("document.querySelectorAll('.part .swatch').length >= 6 + 3 * 4")
@@ -242,7 +253,7 @@ def test_the_legends_of_two_runs_tell_their_curves_apart(
 
 @needs_browser
 def test_runs_are_compared_over_tokens_and_by_the_options_that_differ(
-    lock: Path, run: Path, tmp_path: Path
+    chromium: Browser, lock: Path, run: Path, tmp_path: Path
 ) -> None:
     grow(run, range(6, 41))
     other = Path(shutil.copytree(run, tmp_path / "other"))
@@ -261,70 +272,57 @@ def test_runs_are_compared_over_tokens_and_by_the_options_that_differ(
         "(() => {{ const n = document.querySelector('#{}'); n.value = '{}'; "
         "n.dispatchEvent(new Event('{}')) }})()"
     )
-    with browser() as chromium:
-        page = chromium.open(output.as_uri())
-        page.wait("document.querySelectorAll('#clip-0 ~ g path.train').length == 2")
-        first, second = page.js(ends)
-        assert first == second
-        page.js(choose.format("olm-axis", "tokens", "change"))
-        first, second = page.js(ends)
-        assert first - 52 == pytest.approx((second - 52) / 2, abs=1)  # 52: left of the axis
-        page.js(choose.format("olm-smooth", "0.9", "input"))
-        assert page.js("document.querySelectorAll('#clip-0 ~ g path.smooth').length") == 2
-        cells = "[...document.querySelectorAll('#olm-apart td')].map(n => n.textContent)"
-        assert page.js(cells) == ["optim.lr", "0.1", "0.2"]
-        assert chromium.problems == []
-
-
-@needs_browser
-def test_a_narrow_page_names_the_run_of_each_option_that_differs(
-    lock: Path, run: Path, tmp_path: Path
-) -> None:
-    other = Path(shutil.copytree(run, tmp_path / "other"))
-    for folder, lr in ((run, 0.1), (other, 0.2)):
-        (folder / "config.json").write_text(json.dumps({"optim": {"lr": lr}}))
-    output = write_report(str(lock), [str(run), str(other)], str(tmp_path / "r.html"), say=print)
-    with browser() as chromium:
-        page = chromium.open(output.as_uri(), width=390)
-        page.wait("document.querySelectorAll('#olm-apart td').length == 3")
-        named = (
-            "[...document.querySelectorAll('#olm-apart td')]"
-            ".map(n => getComputedStyle(n, '::before').content)"
-        )
-        assert page.js(named) == ["none", f'"{run.name}"', '"other"']
+    page = chromium.open(output.as_uri())
+    page.wait("document.querySelectorAll('#clip-0 ~ g path.train').length == 2")
+    first, second = page.js(ends)
+    assert first == second
+    page.js(choose.format("olm-axis", "tokens", "change"))
+    first, second = page.js(ends)
+    assert first - 52 == pytest.approx((second - 52) / 2, abs=1)  # 52: left of the axis
+    page.js(choose.format("olm-smooth", "0.9", "input"))
+    assert page.js("document.querySelectorAll('#clip-0 ~ g path.smooth').length") == 2
+    cells = "[...document.querySelectorAll('#olm-apart td')].map(n => n.textContent)"
+    assert page.js(cells) == ["optim.lr", "0.1", "0.2"]
+    narrow = chromium.open(output.as_uri(), width=390)  # each cell names its run
+    narrow.wait("document.querySelectorAll('#olm-apart td').length == 3")
+    named = (
+        "[...document.querySelectorAll('#olm-apart td')]"
+        ".map(n => getComputedStyle(n, '::before').content)"
+    )
+    assert narrow.js(named) == ["none", f'"{run.name}"', '"other"']
+    assert chromium.problems == []
 
 
 @needs_browser
 @pytest.mark.parametrize("width", [400, pytest.param(1280, marks=pytest.mark.slow)])
 def test_the_report_is_the_same_page_frozen(
-    lock: Path, run: Path, tmp_path: Path, width: int
+    chromium: Browser, lock: Path, run: Path, tmp_path: Path, width: int
 ) -> None:
     with (run / "metrics.jsonl").open("a") as log:  # one wide chart, of a place for two
         log.write(json.dumps({"step": 5, "eval": {"a": {"CE loss": 5.0, "BPB": 1.0}}}) + "\n")
     grow(run, range(6, 300))
     output = write_report(str(lock), [str(run)], str(tmp_path / "r.html"), say=print)
-    with browser() as chromium:
-        page = chromium.open(output.as_uri(), width=width)
-        page.wait("document.querySelector('path.train')")
-        page.wait("document.documentElement.scrollWidth <= innerWidth")
-        drawn = page.js(
-            "[...document.querySelectorAll('.chart:not([hidden]) > svg')]"
-            ".map(n => [n.clientHeight, +n.getAttribute('height')])"
-        )
-        assert len(drawn) >= 2
-        assert all(painted == pytest.approx(height, abs=1) for painted, height in drawn)
-        cut = (
-            "[...document.querySelectorAll('.figure svg')]"
-            ".filter(n => n.getBoundingClientRect().right > innerWidth).length"
-        )
-        assert page.js(cut) == 0
-        page.js("document.querySelector('input[type=number]').value = 5")
-        page.click("#olm-show")
-        page.wait("document.querySelector('#olm-documents .docs pre')")
-        page.js("document.querySelector('input[type=number]').value = 10")
-        page.click("#olm-show")
-        typed = page.js("document.querySelector('#olm-documents pre').textContent")
-        assert typed == f"olm-data show step {lock} 10 --run {run}"
-        page.click("#olm-documents button")
-        page.wait("document.querySelector('#olm-documents .docs pre')")
-        assert chromium.problems == []
+    page = chromium.open(output.as_uri(), width=width)
+    page.wait("document.querySelector('path.train')")
+    page.wait("document.documentElement.scrollWidth <= innerWidth")
+    drawn = page.js(
+        "[...document.querySelectorAll('.chart:not([hidden]) > svg')]"
+        ".map(n => [n.clientHeight, +n.getAttribute('height')])"
+    )
+    assert len(drawn) >= 2
+    assert all(painted == pytest.approx(height, abs=1) for painted, height in drawn)
+    cut = (
+        "[...document.querySelectorAll('.figure svg')]"
+        ".filter(n => n.getBoundingClientRect().right > innerWidth).length"
+    )
+    assert page.js(cut) == 0
+    page.js("document.querySelector('input[type=number]').value = 5")
+    page.click("#olm-show")
+    page.wait("document.querySelector('#olm-documents .docs pre')")
+    page.js("document.querySelector('input[type=number]').value = 10")
+    page.click("#olm-show")
+    typed = page.js("document.querySelector('#olm-documents pre').textContent")
+    assert typed == f"olm-data show step {lock} 10 --run {run}"
+    page.click("#olm-documents button")
+    page.wait("document.querySelector('#olm-documents .docs pre')")
+    assert chromium.problems == []

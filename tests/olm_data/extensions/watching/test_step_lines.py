@@ -118,8 +118,14 @@ def together(lines: list[bytes]) -> tuple[list[object], StepLines, int]:
     return found, reader, parts
 
 
-@pytest.mark.parametrize("odd", list(ODD.values()), ids=list(ODD))
-@pytest.mark.parametrize("where", [0, 2, 3, 40, 79])
+WHERE = (0, 2, 3, 40, 79)
+
+
+@pytest.mark.parametrize(
+    ("odd", "where"),
+    [(odd, WHERE[(n + k) % 5]) for n, odd in enumerate(ODD.values()) for k in (0, 2)],
+    ids=[f"{name}-{WHERE[(n + k) % 5]}" for n, name in enumerate(ODD) for k in (0, 2)],
+)
 def test_an_odd_line_among_others_is_taken_or_refused_as_it_is_alone(odd: str, where: int) -> None:
     texts = [line(step) for step in range(1, 81)]
     texts[where] = odd

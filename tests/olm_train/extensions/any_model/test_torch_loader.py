@@ -73,7 +73,7 @@ def take(items: Iterator[list[Any]], loader: TorchDataLoader, count: int) -> lis
 @pytest.mark.parametrize("name", LOADERS)
 def test_it_goes_on_bit_for_bit_from_any_step(name: str) -> None:
     make, by_state = LOADERS[name]
-    for stop in (1, 3, 4, 5):
+    for stop in (1, 3, 4, 5) if name != "workers" else (3, 4):  # workers cost a second a start
         torch.manual_seed(7)
         first = TorchDataLoader(make(), accumulate=2)
         items = iter(first)

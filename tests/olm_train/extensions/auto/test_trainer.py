@@ -30,7 +30,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import olm_train
-from olm_data.errors import UsageError, ValidationError
+from olm_data.errors import UsageError
 from olm_train import AutoTrainer, Callback, CheckpointerConfig, TrainerStrategy, World
 from olm_train.callbacks.console_logger import ConsoleLoggerCallback
 from olm_train.callbacks.metrics_logger import MetricsLoggerCallback
@@ -251,12 +251,6 @@ def test_losses_are_there_without_a_log_and_without_checkpoints(tmp_path: Path) 
     assert not (tmp_path / "none" / "metrics.jsonl").exists()
     with pytest.raises(UsageError, match="saves no checkpoints"):
         run.train(max_steps=STEPS)
-
-
-def test_another_optimiser_at_a_resume_is_refused(tmp_path: Path) -> None:
-    trainer(tmp_path).train(max_steps=2)
-    with pytest.raises(ValidationError, match=r"torch\.optim\.AdamW; .* has torch\.optim\.SGD"):
-        trainer(tmp_path, optimizer=torch.optim.SGD).train(max_steps=4)
 
 
 # ---- options ---------------------------------------------------------------------------------

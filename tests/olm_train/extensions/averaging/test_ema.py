@@ -141,8 +141,3 @@ def test_an_average_that_could_not_be_written_is_not_promised_for_later(
         "step00000010-ema",
         "step00000012-ema",
     ]
-
-
-def test_off_it_does_nothing(tiny_mixture: Path, tmp_path: Path) -> None:
-    build_trainer(tiny_mixture, tmp_path, STOP, "--trainer.callbacks.ema={enabled: false}").fit()
-    assert not list(tmp_path.glob("*-ema"))

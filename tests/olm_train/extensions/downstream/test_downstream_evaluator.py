@@ -95,19 +95,6 @@ def test_two_sharded_ranks_log_what_one_does(
         assert two[name] == pytest.approx(value, rel=1e-5), name
 
 
-def test_a_run_has_the_same_losses_with_and_without_tasks(
-    task: Path, tiny_mixture: Path, tmp_path: Path
-) -> None:
-    given = options(task, "eval_interval=1")
-    build_trainer(tiny_mixture, tmp_path / "with", stop(3), *given).fit()
-    build_trainer(tiny_mixture, tmp_path / "without", stop(3), OFF).fit()
-    logs = [
-        [line["train/CE loss"] for line in metrics(tmp_path / name) if "eval" not in line]
-        for name in ("with", "without")
-    ]
-    assert logs[0] == logs[1]
-
-
 def test_fixed_steps_come_beside_the_interval_and_the_first_may_be_the_last(
     task: Path, tiny_mixture: Path, tmp_path: Path
 ) -> None:

@@ -49,8 +49,3 @@ def test_wishes_are_read(given: dict[str, Any], expected: Wishes) -> None:
 def test_what_is_not_known_is_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Wishes.of(given, 7)
-
-
-def test_a_text_ends_before_the_first_of_its_stop_strings() -> None:
-    assert Wishes(("", "b", "ad"), 1, GREEDY).cut("a cad bed") == "a c"
-    assert Wishes((), 1, GREEDY).cut("a cad bed") == "a cad bed"

@@ -46,7 +46,7 @@ def supervised(
         return {run.result() for run in runs}
 
 
-@pytest.mark.parametrize("code", [1, 2, 3, 4, 5, 6, 7, 75, 130])
+@pytest.mark.parametrize("code", [1, 7, 75, 130])
 def test_all_nodes_end_with_the_code_of_the_rank_that_failed_first(
     nodes: list[Agent], code: int
 ) -> None:

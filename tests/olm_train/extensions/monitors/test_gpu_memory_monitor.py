@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.runs import build_trainer, metrics
+from support.runs import build_trainer, metrics, one_step_trainer
 
 from olm_data.run_log.metric_names import GPU_ACTIVE_GIB, GPU_RESERVED_GIB
 from olm_train.extensions.monitors.gpu_memory_monitor import GPUMemoryMonitorCallback
@@ -17,7 +17,7 @@ ON = "--trainer.callbacks.gpu_memory_monitor.enabled=true"
 def test_without_a_gpu_it_says_that_there_is_nothing_to_look_at(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    build_trainer(tiny_mixture, tmp_path, ON).fit()
+    one_step_trainer(tiny_mixture, tmp_path, ON).fit()
     assert "gpu_memory_monitor has nothing to look at: there is no GPU" in capsys.readouterr().err
 
 

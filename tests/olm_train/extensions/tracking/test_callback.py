@@ -62,17 +62,6 @@ def test_the_key_is_in_the_checkpoint_too(tiny_mixture: Path, tmp_path: Path) ->
     assert said["trackers"]["tensorboard"]["key"] == "tensorboard"
 
 
-def test_importing_the_callbacks_imports_no_client() -> None:
-    code = (
-        "import sys, olm_train.callbacks.config\n"
-        "print([m for m in ('wandb', 'comet_ml', 'trackio', 'tensorboard') if m in sys.modules])"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, timeout=600
-    )
-    assert found.stdout == "[]\n", found.stderr
-
-
 @pytest.mark.parametrize(
     ("callback", "extra"),
     [
