@@ -24,9 +24,10 @@ from olm_data.config.values import Values
 from olm_data.dataset.tokenizer import TOKENIZER, prompt_tokenizer
 from olm_data.errors import InputError, UsageError, ValidationError, printable
 from olm_data.storage.store import absolute
-from olm_train.model.config import PARTS, VOCABULARY_TABLES, DecoderConfig
+from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.flat_form import from_flat
+from olm_train.model.presets import PARTS
 from olm_train.model.weights_folder import Exported, kept, load_exported
 
 if TYPE_CHECKING:

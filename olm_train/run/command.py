@@ -240,7 +240,7 @@ def _train(config: RunConfig, preemption: Preemption) -> int:
     config, why = config.fitted(Machine.of(world))
     if world.main and why:
         print(shown("\n".join(why)), file=sys.stderr, flush=True)
-    require_agreement(world, config.lock_digest(), config.as_dict())
+    require_agreement(world, config.data_loader.lock().digest, config.as_dict())
     memory = keep_freed_memory(world.device.type, os.environ)
     auto = (
         f"auto on {capability.name}: {', '.join(chosen)} (--dry-run says why)" if chosen else None
