@@ -6,7 +6,7 @@ import inspect
 import re
 from typing import Any, get_args
 
-from olm_data.config.convert import hints_of, parts_of, plain
+from olm_data.config.convert import fields_of, parts_of, plain
 from olm_data.config.hints import Needs
 from olm_data.plugins import load, ours
 
@@ -28,16 +28,16 @@ def attributes(config: Any) -> dict[str, str]:
         )
         names: list[str] = []
         for line in section.splitlines():
-            field = re.fullmatch(r" {4}((?:\w+, )*\w+): (.*)", line)
+            head = re.fullmatch(r" {4}((?:\w+, )*\w+): (.*)", line)
             if _TITLE.match(line):
                 break
-            if field is not None:
-                names = field[1].split(", ")
-                found.update(dict.fromkeys(names, field[2]))
+            if head is not None:
+                names = head[1].split(", ")
+                found.update(dict.fromkeys(names, head[2]))
             elif line.strip():
                 found.update({name: f"{found[name]} {line.strip()}" for name in names})
-    for name, hint in hints_of(config).items():
-        for note in plain(hint)[1]:
+    for name, field in fields_of(config).items():
+        for note in plain(field.hint)[1]:
             if isinstance(note, Needs) and name in found:
                 needs = "needs" if note.unless is None else "not with"
                 other = f"`{note}`".replace(" or ", "` or `")

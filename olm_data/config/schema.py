@@ -17,9 +17,9 @@ from typing import Any, get_args, get_origin
 from msgspec import Meta
 
 from olm_data.config.convert import (
+    as_dict,
     choices,
     fields_of,
-    hints_of,
     is_part_name,
     is_section,
     is_union,
@@ -31,7 +31,6 @@ from olm_data.config.convert import (
     unknown_kind,
 )
 from olm_data.config.docs import attributes, parts_by_name, summary_of
-from olm_data.config.dump import as_dict
 from olm_data.config.hints import FilePath, Reader, Schema
 from olm_data.config.values import KeyPath, Values, dotted
 from olm_data.plugins import path_of
@@ -84,25 +83,24 @@ def modeline(schema: Path, folder: str = ".") -> str:
 
 def properties(config: Any, definitions: Schema, counts: bool = True) -> tuple[Schema, list[str]]:
     """Return the schemas of the fields of a section, and the names of those without a default."""
-    hints, said = hints_of(config), attributes(config)
+    said, rest = attributes(config), rest_of(config)
     found: Schema = {}
     required = []
-    rest = rest_of(config)
-    for field in fields_of(config):
-        if field.name == rest:
-            found |= _named_parts(hints[rest], definitions, counts)
+    for name, field in fields_of(config).items():
+        if name == rest:
+            found |= _named_parts(field.hint, definitions, counts)
             continue
-        item = _of(hints[field.name], definitions, counts)
-        if text := said.get(field.name):
+        item = _of(field.hint, definitions, counts)
+        if text := said.get(name):
             item = {**item, "description": text}
         default = field.default() if field.default is not None else None
-        if field.name == "name" and item.get("enum") == [default]:
+        if name == "name" and item.get("enum") == [default]:
             item = {"const": default}  # which of several kinds it is
         elif field.default is None:
-            required.append(field.name)
+            required.append(name)
         elif field.shown:
             item = {**item, "default": _plain(default)}
-        found[field.name] = item
+        found[name] = item
     return found, required
 
 
@@ -152,7 +150,7 @@ def _other_names(kind: Any, definitions: Schema, counts: bool) -> Schema | bool:
     rest = rest_of(kind)
     if rest is None:
         return False
-    return _of(get_args(plain(hints_of(kind)[rest])[0])[1], definitions, counts)
+    return _of(get_args(plain(fields_of(kind)[rest].hint)[0])[1], definitions, counts)
 
 
 def _of_kind(hint: Any, kind: Any, definitions: Schema, counts: bool) -> Schema:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from olm_data.bounded_json import JsonObject
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict
 from olm_data.errors import UsageError
 from olm_train.model.config import DecoderConfig
 from olm_train.model.feed_forward import SwiGLUConfig

@@ -20,8 +20,7 @@ from typing import Annotated, Literal, NamedTuple
 from msgspec import Meta
 
 from olm_data.bounded_json import JsonObject, decode
-from olm_data.config.convert import Config, parse
-from olm_data.config.dump import as_dict, differences
+from olm_data.config.convert import Config, as_dict, parse
 from olm_data.config.hints import (
     FilePath,
     LocalPath,
@@ -32,7 +31,7 @@ from olm_data.config.hints import (
     PositiveFloat,
     PositiveInt,
 )
-from olm_data.config.values import KeyPath, Values
+from olm_data.config.values import KeyPath, Values, differences
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.path_kinds import nearest

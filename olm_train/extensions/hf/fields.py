@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from olm_data.bounded_json import JsonObject
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict
 from olm_data.config.values import put
 from olm_data.decoding import convert
 from olm_data.errors import printable

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.runs import config_values, environment
 
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict
 from olm_data.config.schema import check_names
 from olm_data.config.values import Values
 from olm_data.errors import UsageError, suggest

@@ -12,7 +12,7 @@ from support.model_options import CONFIG, OPTIONS, PADDED
 from support.runs import build_trainer, config_values, write_config
 from support.seal import seal
 
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict
 from olm_data.config.values import Values
 from olm_data.errors import UsageError, ValidationError
 from olm_train.model.decoder import Decoder
