@@ -142,7 +142,10 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     "olm_train/model/weights_folder.py": ({"open": 1}, "fsyncs a staged file: " + _OWN),
     "olm_train/checkpoint/tensors.py": ({"decode_typed": 1}, "bounded by its own reader"),
     "olm_train/checkpoint/load.py": ({"read_bytes": 2}, "Checkpoint.read_bytes is bounded"),
-    "olm_train/checkpoint/merged.py": ({"read_bytes": 2}, "Checkpoint.read_bytes is bounded"),
+    "olm_train/extensions/averaging/merge.py": (
+        {"read_bytes": 2},
+        "Checkpoint.read_bytes is bounded",
+    ),
     "olm_train/checkpoint/documents.py": (
         {"read_bytes": 1},
         "the run's own log in its work folder",

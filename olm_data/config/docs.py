@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from typing import Any, get_args
@@ -19,6 +20,7 @@ def summary_of(kind: type) -> str:
     return " ".join(text.split()).removesuffix(".")
 
 
+@functools.cache
 def attributes(config: Any) -> dict[str, str]:
     """Return what docstrings, of bases too, and annotations say of fields, on one line each."""
     found: dict[str, str] = {}

@@ -61,7 +61,8 @@ class CallbacksConfig(Config):
     @classmethod
     def kinds(cls) -> dict[str, Any]:
         """Return the class of each callback that this distribution brings, by name."""
-        known = {name: field.hint for name, field in fields_of(cls).items()}
+        config: Any = cls
+        known = {name: field.hint for name, field in fields_of(config).items()}
         own = known.pop("own")
         return {name: kinds_of(hint)[0] for name, hint in known.items()} | parts_by_name(own)
 

@@ -19,7 +19,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from olm_data.bounded_json import JsonObject, decode
+from olm_data.bounded_json import JsonObject, decode_object
 from olm_data.config.convert import Config, as_dict, parse
 from olm_data.config.hints import (
     FilePath,
@@ -277,12 +277,12 @@ class RunConfig(Config):
             UsageError: a field is unknown, missing, or of the wrong type.
             InputError, ValidationError: the lock is missing or damaged.
         """
-        given, lock, begun = values.data.get("model"), None, None
+        model, lock, begun, given = values.data.get("model"), None, None, JsonObject()
         begins = isinstance(trainer := values.data.get("trainer"), dict) and "load_path" in trainer
-        if given is None and (begins or "model" in values.data):  # `model:` with nothing below it
-            given = {}
-        if isinstance(given, dict):
-            given = model = written_shape(given, values.where)
+        if model is None and (begins or "model" in values.data):  # `model:` with nothing below it
+            model = {}
+        if isinstance(model, dict):
+            given = model = written_shape(model, values.where)
             if isinstance(values.data.get("data_loader"), dict):
                 lock = parse(DataLoaderConfig, values, ("data_loader",)).lock()
             ids = 0 if lock is None else lock.tokenizer.vocab_size
@@ -511,7 +511,7 @@ def config_diff(run: str, config: RunConfig) -> list[str]:
     here = Capability.of(local_device())
     path = Path(run) / CONFIG if Path(run).is_dir() else Path(run)
     try:
-        saved = decode(read_regular(path))
+        saved = decode_object(read_regular(path))
     except OSError as error:
         raise InputError(
             f"no saved configuration: {error.strerror}",
@@ -519,9 +519,9 @@ def config_diff(run: str, config: RunConfig) -> list[str]:
             fix=nearest(run, f"give the folder of a run or of a checkpoint; it holds {CONFIG}"),
         ) from error
     except ValueError as error:
-        raise ValidationError("the saved configuration is not JSON", where=str(path)) from error
-    if not isinstance(saved, dict):
-        raise ValidationError("the saved configuration is not JSON object", where=str(path))
+        raise ValidationError(
+            "the saved configuration is no JSON object", where=str(path)
+        ) from error
     try:
         if isinstance(saved.get("model"), dict):
             saved["model"] = from_flat(saved["model"])
