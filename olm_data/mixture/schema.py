@@ -2,7 +2,7 @@
 
 ManifestKeys, keys of packings and orders --schema--> mixture.schema.json
 
-python -m olm_data.mixture.schema        writes it anew
+`python docs/fields.py` writes it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,3 @@ def schema() -> Schema:
 def encoded() -> str:
     """Return the text of `mixture.schema.json`."""
     return json.dumps(schema(), indent=1) + "\n"
-
-
-if __name__ == "__main__":
-    PATH.write_text(encoded())

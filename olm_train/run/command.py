@@ -132,7 +132,7 @@ def _resolve(arguments: Arguments) -> RunConfig:
 
     from olm_data.config.schema import check_names
     from olm_train.model.flat_form import refuse_flat
-    from olm_train.run.reference import written
+    from olm_train.run.schema import written
 
     refuse_flat(values)
     check_names(written(), values)
@@ -166,7 +166,7 @@ def _print_config(arguments: Arguments) -> int:
         print(shown("\n".join(config_diff(run, config)) or "no difference"))
     else:
         from olm_data.config.schema import modeline
-        from olm_train.run.reference import PATH
+        from olm_train.run.schema import PATH
 
         text = yaml.safe_dump(config.as_dict(), sort_keys=False)
         print(f"{modeline(PATH)}\n{shown(text)}", end="")

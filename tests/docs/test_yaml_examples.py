@@ -19,7 +19,7 @@ from olm_data.config.schema import schema_of
 from olm_data.mixture.schema import PATH as MIXTURE
 from olm_train.extensions.ladder.config import LadderConfig
 from olm_train.extensions.launch.config import LaunchConfig
-from olm_train.run.reference import PATH as TRAINING
+from olm_train.run.schema import PATH as TRAINING
 
 SCHEMAS = {
     "mix.yaml": MIXTURE,

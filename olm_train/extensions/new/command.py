@@ -29,7 +29,7 @@ with needs("planning a model"):
     from olm_train.estimate.gpus import gpu_named
     from olm_train.extensions.new.plan import Plan, plan
     from olm_train.model.presets import PRESETS
-    from olm_train.run.reference import PATH as TRAINING
+    from olm_train.run.schema import PATH as TRAINING
 
 ALSO = {"gpt2-124m": "gpt2-small", "gpt2-355m": "gpt2-medium"}
 """Other names of presets that people type."""

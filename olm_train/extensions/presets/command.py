@@ -18,7 +18,7 @@ with needs("planning a model"):
     from olm_train.estimate.gpus import Gpu, gpu_named
     from olm_train.extensions.presets.recipe import Recipe, recipe
     from olm_train.model.presets import PRESETS
-    from olm_train.run.reference import PATH
+    from olm_train.run.schema import PATH
 
 HEAD = ("preset", "GPUs", "weights", "recomputed", "loss", "micro-batch", "GB")
 RECOMPUTED = {"none": "nothing", "selected_ops": "selected ops", "full": "blocks"}

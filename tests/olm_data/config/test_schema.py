@@ -16,7 +16,7 @@ from olm_data.config.schema import check_names
 from olm_data.config.values import Values
 from olm_data.errors import UsageError, suggest
 from olm_train.run.config import RunConfig
-from olm_train.run.reference import PATH, encoded, written
+from olm_train.run.schema import PATH, encoded, written
 
 MISTAKES = [
     "--sede=1",
@@ -75,7 +75,7 @@ def test_a_resolved_configuration_passes(tiny_mixture: Path, tmp_path: Path) -> 
 
 
 def test_the_schema_is_that_of_the_types() -> None:
-    assert PATH.read_text() == encoded(), "run python -m olm_train.run.reference"
+    assert PATH.read_text() == encoded(), "run python docs/fields.py"
     assert str(Path.home()) not in PATH.read_text()
     assert json.loads(encoded())["$defs"]["AdamWConfig"]["properties"]["lr"]["description"]
 

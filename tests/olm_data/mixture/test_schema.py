@@ -23,7 +23,7 @@ def mistakes(schema: Path, content: Any) -> list[str]:
 
 
 def test_the_schema_is_that_of_the_types() -> None:
-    assert PATH.read_text() == encoded(), "run python -m olm_data.mixture.schema"
+    assert PATH.read_text() == encoded(), "run python docs/fields.py"
 
 
 @pytest.mark.parametrize("path", sorted(PIPELINES.glob("*/[mt]*.yaml")), ids=str)

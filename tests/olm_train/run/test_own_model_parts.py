@@ -30,7 +30,7 @@ from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
 from olm_train.model.load import load_saved
 from olm_train.run.config import RunConfig
-from olm_train.run.reference import written
+from olm_train.run.schema import written
 from olm_train.trainer import Trainer
 
 OWN = "support.own_parts:"

@@ -29,7 +29,7 @@ from olm_train.extensions.generate.command import main as generate
 from olm_train.extensions.hf_export.command import main as export
 from olm_train.model.load import load_saved
 from olm_train.run.config import RunConfig, config_diff
-from olm_train.run.reference import written
+from olm_train.run.schema import written
 from olm_train.trainer import Trainer
 
 OWN = "support.own_parts:"

@@ -1,6 +1,9 @@
-"""Tables of a reference page, made of a configuration: name, type, default, and what it means.
+"""Writes what is made of configurations: tables of reference pages, and JSON Schemas.
 
-    dataclass: fields, hints, `Attributes:` --refresh--> between `<!-- fields of NAME -->` markers
+    python docs/fields.py
+
+dataclass: fields, hints, `Attributes:` --refresh--> between `<!-- fields of NAME -->` markers
+                                        --encoded--> train, recipe and mixture.schema.json
 
 Everything outside of the markers is written by hand and stays as it is.
 """
@@ -31,7 +34,14 @@ from olm_data.config.convert import (
 )
 from olm_data.config.docs import attributes, parts_by_name, summary_of
 from olm_data.config.hints import Reader, bounds
+from olm_data.mixture import schema as mixture
+from olm_data.tokenization import recipe_schema as recipe
+from olm_data.tokenization.recipe import Recipe
+from olm_train.run import schema as train
+from olm_train.run.config import RunConfig
 
+_FOLDER = Path(__file__).with_name("reference")
+PAGES = {_FOLDER / "train-config.md": RunConfig, _FOLDER / "recipe.md": Recipe}
 HEAD = "| field | type | default | meaning |\n|---|---|---|---|\n"
 REST = "run"
 """Name of the table of the fields that are no sections."""
@@ -175,3 +185,15 @@ def _default(field: Field) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def main() -> None:
+    """Write the tables and the schemas anew."""
+    for page, config in PAGES.items():
+        page.write_text(refresh(page.read_text(), config))
+    for schema in (train, recipe, mixture):
+        schema.PATH.write_text(schema.encoded())
+
+
+if __name__ == "__main__":
+    main()

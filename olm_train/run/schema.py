@@ -1,24 +1,17 @@
-"""The JSON Schema of train.yaml and the tables of its reference page, both made of `RunConfig`.
+"""The JSON Schema of train.yaml, made of `RunConfig`: `python docs/fields.py` writes it.
 
 RunConfig --schema--> train.schema.json: editors, and `check_names` before torch is imported
-RunConfig --refresh-> docs/reference/train-config.md
-
-python -m olm_train.run.reference [PAGE]        write both anew
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from functools import cache
 from pathlib import Path
 
-from olm_data.command import reported
 from olm_data.config.hints import Schema
-from olm_data.config.reference import refresh
 from olm_data.config.schema import schema_of
 
-PAGE = "docs/reference/train-config.md"
 PATH = Path(__file__).with_name("train.schema.json")
 SHAPES = {
     "preset": {"type": "string", "description": "a published shape, such as olmo2-1b"},
@@ -49,17 +42,3 @@ def encoded() -> str:
 def written() -> Schema:
     """Return the schema that is part of this package."""
     return json.loads(PATH.read_bytes())
-
-
-def main(arguments: list[str]) -> None:
-    """Write the tables of the page and the JSON Schema anew."""
-    with reported(debug=False):
-        from olm_train.run.config import RunConfig
-
-        page = Path(arguments[0] if arguments else PAGE)
-        page.write_text(refresh(page.read_text(), RunConfig))
-        PATH.write_text(encoded())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
