@@ -1,9 +1,8 @@
-"""Writes what is made of configurations: tables of reference pages, and JSON Schemas.
+"""Writes the tables of reference pages, made of a configuration: name, type, default, meaning.
 
     python docs/fields.py
 
 dataclass: fields, hints, `Attributes:` --refresh--> between `<!-- fields of NAME -->` markers
-                                        --encoded--> train, recipe and mixture.schema.json
 
 Everything outside of the markers is written by hand and stays as it is.
 """
@@ -34,10 +33,7 @@ from olm_data.config.convert import (
 )
 from olm_data.config.docs import attributes, parts_by_name, summary_of
 from olm_data.config.hints import Reader, bounds
-from olm_data.mixture import schema as mixture
-from olm_data.tokenization import recipe_schema as recipe
 from olm_data.tokenization.recipe import Recipe
-from olm_train.run import schema as train
 from olm_train.run.config import RunConfig
 
 _FOLDER = Path(__file__).with_name("reference")
@@ -187,13 +183,6 @@ def _default(field: Field) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def main() -> None:
-    """Write the tables and the schemas anew."""
+if __name__ == "__main__":
     for page, config in PAGES.items():
         page.write_text(refresh(page.read_text(), config))
-    for schema in (train, recipe, mixture):
-        schema.PATH.write_text(schema.encoded())
-
-
-if __name__ == "__main__":
-    main()

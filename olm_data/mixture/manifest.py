@@ -74,6 +74,9 @@ def _location(kind: str, fix: str) -> Reader:
     return Reader(read, f"a path or URL of {kind}", {"type": "string"})
 
 
+SCHEMA = Path(__file__).with_name("mixture.schema.json")
+"""What editors complete and check a manifest with; `docs/schemas.py` makes it of these types."""
+
 _DATA = _location("a dataset", "write the folder that olm-data tokenize wrote: data: ./tokens/web")
 _IDS = _location(
     "a file of ids", "name a text file of ids, one a line: exclude_ids: ./test-ids.txt"

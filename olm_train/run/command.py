@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 FLAGS = ("--dry-run", "--strict", "--strict-env", "--debug", "--help", "-h")
 OPTIONS = ("--preset", "--gpu", "--mfu")
+SCHEMA = Path(__file__).with_name("train.schema.json")
+"""For editors, and for `check_names`; `docs/schemas.py` makes it of `RunConfig`."""
 CONFIG_OPTIONS = ("--preset", "--diff")
 """Those of `olm-train config`; of the flags it takes those that are no matter of training."""
 
@@ -132,10 +134,9 @@ def _resolve(arguments: Arguments) -> RunConfig:
 
     from olm_data.config.schema import check_names
     from olm_train.model.flat_form import refuse_flat
-    from olm_train.run.schema import written
 
     refuse_flat(values)
-    check_names(written(), values)
+    check_names(json.loads(SCHEMA.read_bytes()), values)
 
     from olm_train.run.config import RunConfig
 
@@ -166,10 +167,9 @@ def _print_config(arguments: Arguments) -> int:
         print(shown("\n".join(config_diff(run, config)) or "no difference"))
     else:
         from olm_data.config.schema import modeline
-        from olm_train.run.schema import PATH
 
         text = yaml.safe_dump(config.as_dict(), sort_keys=False)
-        print(f"{modeline(PATH)}\n{shown(text)}", end="")
+        print(f"{modeline(SCHEMA)}\n{shown(text)}", end="")
     return 0
 
 

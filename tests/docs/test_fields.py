@@ -59,7 +59,7 @@ def page(name: str, table: str = "old\n") -> str:
 @pytest.mark.parametrize("place", MADE["PAGES"], ids=lambda place: place.name)
 def test_the_pages_are_what_the_configurations_say(place: Path) -> None:
     page = place.read_text()
-    assert refresh(page, MADE["PAGES"][place]) == page, "run python docs/fields.py"
+    assert refresh(page, MADE["PAGES"][place]) == page, "python docs/fields.py"
 
 
 def test_a_table_has_a_line_for_each_field_and_the_rest_stays() -> None:
