@@ -39,7 +39,7 @@ from olm_train.model.init import init_parameters
 from olm_train.model.loss import LossSums, count_valid
 from olm_train.model.loss_chunked import by_label_chunked, with_labels
 from olm_train.model.loss_config import CHUNK_SIZE
-from olm_train.model.shards import assign, like, shown_by_block
+from olm_train.model.shards import assign, like, misfits, shapes, shown_by_block
 from olm_train.model.weights_folder import kept
 from olm_train.optim.state import make_room, state_of
 from olm_train.parallel.apply import parallelize, reshard
@@ -420,21 +420,10 @@ class TransformerTrainModule(GradientStep):
 def _paired(
     own: Mapping[str, Any], given: Mapping[str, Any], what: str
 ) -> Iterator[tuple[str, Any, Any]]:
-    wrong = [f"missing {name}" for name in sorted(own.keys() - given.keys())]
-    wrong += [f"unexpected {name}" for name in sorted(given.keys() - own.keys())]
-    wrong += [
-        f"{name} {_kind(given[name])}, here it {_kind(own[name])}"
-        for name in sorted(own.keys() & given.keys())
-        if _kind(own[name]) != _kind(given[name])
-    ]
-    if wrong:
+    if wrong := misfits(shapes(own), shapes(given)):
         raise ValidationError(
             f"the {what} state does not fit this configuration: {'; '.join(wrong[:5])}",
             why=f"{len(wrong)} of {len(own)} tensors differ",
             fix="use the model configuration the state was saved with",
         )
     return ((name, own[name], given[name]) for name in own)
-
-
-def _kind(leaf: Any) -> str:
-    return f"has shape {list(leaf.shape)}" if isinstance(leaf, Tensor) else "is a plain value"

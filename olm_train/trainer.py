@@ -24,7 +24,7 @@ from torch.profiler import record_function
 
 from olm_data.bounded_json import JsonObject
 from olm_data.config.arguments import checked
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict
 from olm_data.config.hints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.order.steps import Range

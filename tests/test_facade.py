@@ -21,7 +21,7 @@ FACADE = {
     },
     "command line": {"command", "extras", "plugins", "printing"},
     "config": {
-        "arguments", "convert", "docs", "dump", "hints", "import_path", "reference", "schema",
+        "arguments", "convert", "docs", "hints", "import_path", "schema",
         "values",
     },
     "storage": {

@@ -102,7 +102,6 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     "olm_data/storage/upload.py": ({"os.open": 1}, "uploads what was staged: " + _OWN),
     "olm_data/sinks.py": ({"os.open": 2, "open": 1}, "/dev/null for closed standard streams"),
     "olm_data/tokenization/duplicates.py": ({"open": 1, "np.fromfile": 1}, _OWN),
-    "olm_data/tokenization/recipe_reference.py": ({"read_text": 1}, "a page of this repository"),
     "olm_data/tokenizer/tokenizer.py": (
         {"read_bytes": 2},
         "the user's; probed in a child",
@@ -142,7 +141,10 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     "olm_train/model/weights_folder.py": ({"open": 1}, "fsyncs a staged file: " + _OWN),
     "olm_train/checkpoint/tensors.py": ({"decode_typed": 1}, "bounded by its own reader"),
     "olm_train/checkpoint/load.py": ({"read_bytes": 2}, "Checkpoint.read_bytes is bounded"),
-    "olm_train/checkpoint/merged.py": ({"read_bytes": 2}, "Checkpoint.read_bytes is bounded"),
+    "olm_train/extensions/averaging/merge.py": (
+        {"read_bytes": 2},
+        "Checkpoint.read_bytes is bounded",
+    ),
     "olm_train/checkpoint/documents.py": (
         {"read_bytes": 1},
         "the run's own log in its work folder",
@@ -151,10 +153,6 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     "olm_train/checkpoint/save.py": ({"read_bytes": 1}, "the run's own log in its work folder"),
     "olm_train/distributed/threads.py": ({"read_text": 1}, "/proc and /sys: files of the kernel"),
     "olm_train/trainer.py": ({"json.loads": 1}, "what json.dumps has just made"),
-    "olm_train/run/reference.py": (
-        {"json.loads": 1, "read_bytes": 1, "read_text": 1},
-        "the schema that is part of this package; a page of this repository",
-    ),
 }
 """File -> the calls in it, and why they need no bound of their own."""
 

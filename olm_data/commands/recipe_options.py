@@ -11,7 +11,7 @@ from typing import Any, Literal, get_origin
 
 import click
 
-from olm_data.config.convert import choices, fields_of, hints_of, kinds_of, plain
+from olm_data.config.convert import choices, fields_of, kinds_of, plain
 from olm_data.config.docs import attributes
 from olm_data.config.hints import Reader
 from olm_data.tokenization.recipe import Recipe
@@ -50,10 +50,10 @@ def _is_set(value: Any) -> bool:
 
 
 def _option(name: str, said: str | None) -> Callable[[Any], Any]:
-    kind, notes = plain(hints_of(Recipe)[name])
+    field = fields_of(Recipe)[name]
+    kind, notes = plain(field.hint)
     kind, more = plain(kinds_of(kind)[0])
-    default = next(field.default for field in fields_of(Recipe) if field.name == name)
-    usual = default() if default else None
+    usual = field.default() if field.default else None
     help = said or attributes(Recipe)[name]
     if _is_set(usual):
         help += f"  [default: {usual}]"

@@ -32,9 +32,8 @@ type, and the nearest known name.
     strict_yaml   YAML with line numbers: a spelling has one meaning
     path          a.b[2].c as a key path
     hints         what may annotate a field
-    values        plain values, the place each came from, overrides
-    convert       parse, Config
-    dump          as_dict, differences
+    values        plain values, the place each came from, overrides, differences
+    convert       parse, as_dict, Config
     docs          what docstrings and annotations say of a field, for pages and help
 
 A section is a dataclass or a msgspec Struct. msgspec.convert checks the type of single values; it

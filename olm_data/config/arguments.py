@@ -16,8 +16,8 @@ from os import PathLike
 from types import NoneType
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
-from olm_data.config.convert import choices, describe, is_union, parse, plain, short
-from olm_data.config.values import Values
+from olm_data.config.convert import choices, describe, is_union, parse, plain
+from olm_data.config.values import Values, short
 from olm_data.errors import UsageError
 
 P = ParamSpec("P")
@@ -116,7 +116,3 @@ def _word(kind: Any) -> str:
     if get_origin(kind) is not None:
         return f"a list of {_word(get_args(kind)[0]).removeprefix('a ').removeprefix('an ')}"
     return "text" if kind is str else f"a {kind.__name__}"
-
-
-def _given(value: Any) -> str:
-    return f"the class {value.__name__}" if inspect.isclass(value) else f"a {type(value).__name__}"

@@ -1,7 +1,7 @@
-"""Values to typed configurations: `parse`.
+"""Values to typed configurations, `parse`, and back to plain values, `as_dict`.
 
     Values, dataclass or Struct --fields, unions, mappings, lists--> configuration | UsageError
-    single values: msgspec.convert
+    single values: msgspec.convert        configuration --as_dict--> JSON values
 
 Generic: knows dataclasses and their annotations, nothing of what they are for. What is wrong with
 a value is found and worded here; `Values` knows the place.
@@ -20,6 +20,7 @@ import types
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import Enum
 from fractions import Fraction
+from itertools import chain
 from operator import ge, gt, le, lt
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -27,7 +28,6 @@ import msgspec
 from msgspec import Meta
 
 from olm_data.config.hints import (
-    Annotations,
     ExtraFields,
     FilePath,
     Needs,
@@ -35,13 +35,17 @@ from olm_data.config.hints import (
     Parts,
     Reader,
     bounds,
+    example_of,
+    reason_of,
+    within,
 )
-from olm_data.config.import_path import is_import_path, load_class
-from olm_data.config.values import KeyPath, Values, dotted
+from olm_data.config.import_path import import_path, is_import_path, load_class
+from olm_data.config.values import KeyPath, Values, dotted, short
 from olm_data.counts import parse_count
 from olm_data.decoding import convert
-from olm_data.errors import OlmError, UsageError, nearest_of, printable, quoted, suggest
+from olm_data.errors import OlmError, UsageError, nearest_of, printable, suggest
 from olm_data.plugins import names, ours, path_of
+from olm_data.redaction import MASK, hold, is_credential
 
 T = TypeVar("T")
 
@@ -52,6 +56,8 @@ SIMPLE = {
     Fraction: "a number",
     str: "text",
     bool: "true or false",
+    FilePath: "a path",
+    type(None): "null",
 }
 
 
@@ -65,10 +71,10 @@ class Config:
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
-        here, hints = Values({}, file=kind.__name__), hints_of(kind)
-        for field in fields_of(kind):
-            found = _convert(hints[field.name], getattr(self, field.name), here, (field.name,))
-            object.__setattr__(self, field.name, found)
+        here = Values({}, file=kind.__name__)
+        for name, field in fields_of(kind).items():
+            found = _convert(field.hint, getattr(self, name), here, (name,))
+            object.__setattr__(self, name, found)
         _refuse_useless(self)
 
 
@@ -83,6 +89,48 @@ def parse(config: type[T], values: Values, path: KeyPath = ()) -> T:
         found = found[part]
     parsed: T = _convert(config, found, values, path)
     return parsed
+
+
+def as_dict(config: Any) -> Any:
+    """Return a config as JSON values: dataclasses to dicts, tuples to lists, enums to values.
+
+    A field with `repr=False`, and a text in a field or key that is named like one (`api_key`,
+    `token`, `password`), is a credential: it is `***` instead. A part of one's own has its import
+    path as `name`.
+    """
+    return _as_plain(config, None, "")
+
+
+def _as_plain(value: Any, hint: Any, key: str, *, secret: bool = False) -> Any:
+    """Return what stands under a key, in a place with that annotation, as JSON values."""
+    if (secret and value is not None) or is_credential(key, value):
+        hold(str(value))  # from here on no text of this process shows it
+        return MASK
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, (list, tuple)):
+        return [_as_plain(item, None, "") for item in value]
+    kind, parts = plain(hint)[0], parts_of(hint)
+    if isinstance(value, Mapping):
+        inner = get_args(kind)[1] if get_origin(kind) is dict else None
+        return {str(name): _as_plain(item, inner, str(name)) for name, item in value.items()}
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    found = dict[str, Any]()
+    if parts is not None and type(value) not in kinds_of(kind):  # a part of one's own
+        if isinstance(value, parts.wrapper or ()):
+            return _as_plain(value.plain(), None, "")
+        if (place := import_path(type(value))) != ours(parts.group).get(key):
+            found["name"] = place
+    try:
+        known = fields_of(type(value))
+    except NameError:  # an annotation that cannot be resolved: of no class that `parse` makes
+        known = {}
+    for field in dataclasses.fields(value):
+        hint = known[field.name].hint if field.name in known else None
+        item = _as_plain(getattr(value, field.name), hint, field.name, secret=not field.repr)
+        found |= item if ExtraFields() in plain(hint)[1] else {field.name: item} | found
+    return found
 
 
 def _convert(hint: Any, value: Any, values: Values, path: KeyPath) -> Any:
@@ -151,7 +199,7 @@ def _is_part(parts: Parts, kind: Any, value: Any) -> bool:
         return isinstance(value, parts.base) and is_section(type(value))
     name = value.get("name")
     sections = filter(is_section, kinds_of(kind))
-    known = [each for one in sections for each in choices(hints_of(one).get("name"))]
+    known = [each for one in sections for each in _names(one)]
     if not known and kind is parts.base and not is_section(kind):
         return True  # there are no kinds but those of one's own
     return is_part_name(name, parts.group, known)
@@ -183,8 +231,8 @@ def _part(parts: Parts, hint: Any, value: Any, values: Values, path: KeyPath) ->
         raise UsageError(
             f"{printable(found)} is not a dataclass that can be made",
             where=where,
-            fix=f"decorate it with @dataclass({_frozen(parts.base)}kw_only=True), and write all "
-            f"methods that {parts.base.__name__} leaves open",
+            fix="decorate it with @dataclass(kw_only=True), with frozen=True where its base has "
+            f"it, and write all methods that {parts.base.__name__} leaves open",
         )
     return _section(kind, hint, given, values, path)
 
@@ -200,12 +248,6 @@ def _class_of(parts: Parts, found: str, values: Values, path: KeyPath, where: st
         )
     wrapped = () if parts.wrapper is None else (parts.wrapper.wraps,)
     return load_class(found, parts.base, *wrapped, where=where)
-
-
-def _frozen(base: type) -> str:
-    """Return the option that a dataclass derived from `base` needs, as its base has it."""
-    own = getattr(base, "__dataclass_params__", None)
-    return "frozen=True, " if own is not None and own.frozen else ""
 
 
 def _keeps(limits: Meta, value: Any) -> bool:
@@ -263,37 +305,35 @@ def _section(kind: Any, hint: Any, value: Any, values: Values, path: KeyPath) ->
     given = {} if value is None else value  # `speed_monitor:` with nothing after it is an empty one
     if not isinstance(given, dict):
         raise _wrong_type(values, path, hint, value)
-    fields, hints = {field.name: field for field in fields_of(kind)}, hints_of(kind)
-    rest = rest_of(kind)
+    fields, rest = fields_of(kind), rest_of(kind)
     known = [name for name in fields if name != rest]
     parsed = {
-        name: _convert(hints[name], item, values, (*path, name))
+        name: _convert(fields[name].hint, item, values, (*path, name))
         for name, item in given.items()
         if name in known
     }
     others = {name: item for name, item in given.items() if name not in known}
     if rest is not None:
-        parsed[rest] = _others(hints[rest], others, known, values, path)
+        parsed[rest] = _others(fields[rest].hint, others, known, values, path)
     elif others:
         raise unknown_field(values, (*path, next(iter(others))), known)
     for name, field in fields.items():
         if name not in parsed and field.default is None:
-            raise _missing(values, (*path, name), hints[name])
+            raise _missing(values, (*path, name), field.hint)
     return _placed(lambda: _refuse_useless(kind(**parsed)), fields, values, path)
 
 
 def _refuse_useless(section: T) -> T:
     """Return a section in which no field was given that has no effect beside the others."""
     kind: Any = type(section)
-    hints = hints_of(kind)
-    for field in fields_of(kind):
-        for note in plain(hints[field.name])[1]:
-            given = field.default and getattr(section, field.name) != field.default()
+    for name, field in fields_of(kind).items():
+        for note in plain(field.hint)[1]:
+            given = field.default and getattr(section, name) != field.default()
             if isinstance(note, Needs) and given and note.missing(section):
                 joined = "without" if note.unless is None else "with"
                 raise UsageError(
                     f"has no effect {joined} {note}",
-                    where=field.name,
+                    where=name,
                     fix="leave it out, or change the other one",
                 )
     return section
@@ -310,7 +350,7 @@ def _others(
         if parts is not None and place is not None and not isinstance(item, parts.base):
             if item is not None:
                 kind = _class_of(parts, place, values, here, values.where(here))
-                if isinstance(item, dict) and "name" not in hints_of(kind):  # its name, once more
+                if isinstance(item, dict) and "name" not in fields_of(kind):  # its name, once more
                     item = {key: value for key, value in item.items() if key != "name"}
                 found[name] = _section(kind, inner, item, values, here)
         elif isinstance(item, dict) and "name" not in item:
@@ -420,43 +460,35 @@ def _written(path: KeyPath, example: str) -> str:
     return f"write\n    {path[-1]}:{example}" if block else f"write `{path[-1]}: {example}`"
 
 
-def short(value: Any) -> str:
-    """Return a value as a message shows it, cut after 60 characters."""
-    if isinstance(value, Fraction):
-        return quoted(value)
-    text = printable(repr(value) if isinstance(value, str) else str(value))
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 @dataclasses.dataclass(frozen=True)
 class Field:
     """A field of a dataclass or Struct.
 
     Attributes:
+        hint: its annotation, with what `Annotated` adds.
         default: makes its default value, None: it has none.
         shown: whether that is a plain value, not made anew each time.
     """
 
-    name: str
+    hint: Any
     default: Callable[[], Any] | None
     shown: bool = False
 
 
 @functools.cache
-def fields_of(config: Any) -> tuple[Field, ...]:
-    """Return what can be given to a dataclass or Struct, in order."""
-    if isinstance(config, type) and issubclass(config, msgspec.Struct):
-        found = [(f.name, f.default, f.default_factory) for f in msgspec.structs.fields(config)]
-    else:
-        here = dataclasses.fields(config)
-        found = [(f.name, f.default, f.default_factory) for f in here if f.init]
-    missing = (dataclasses.MISSING, msgspec.NODEFAULT)
-    return tuple(
-        Field(name, factory if factory not in missing else None)
-        if value in missing
-        else Field(name, lambda value=value: value, shown=True)  # type: ignore[misc]
-        for name, value, factory in found
-    )
+def fields_of(config: Any) -> Mapping[str, Field]:
+    """Return what can be given to a dataclass or Struct, by name, in order."""
+    struct = isinstance(config, type) and issubclass(config, msgspec.Struct)
+    found = msgspec.structs.fields(config) if struct else dataclasses.fields(config)
+    hints = get_type_hints(config, include_extras=True)
+    missing, fields = (dataclasses.MISSING, msgspec.NODEFAULT), dict[str, Field]()
+    for each in found:
+        shown = each.default not in missing
+        make = (lambda value=each.default: value) if shown else each.default_factory
+        if getattr(each, "init", True):
+            default = None if make in missing else make
+            fields[each.name] = Field(hints[each.name], default, shown)
+    return fields
 
 
 def is_section(kind: Any) -> bool:
@@ -464,12 +496,6 @@ def is_section(kind: Any) -> bool:
     return dataclasses.is_dataclass(kind) or (
         isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     )
-
-
-@functools.cache
-def hints_of(config: Any) -> Annotations:
-    """Return the annotations of a section's fields, with what `Annotated` adds."""
-    return get_type_hints(config, include_extras=True)
 
 
 def plain(hint: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -497,21 +523,26 @@ def parts_of(hint: Any) -> Parts | None:
 
 def rest_of(config: Any) -> str | None:
     """Return the field of a section that takes the names it does not know, None: there is none."""
-    hints = hints_of(config).items()
-    return next((name for name, hint in hints if ExtraFields() in plain(hint)[1]), None)
+    fields = fields_of(config).items()
+    return next((name for name, field in fields if ExtraFields() in plain(field.hint)[1]), None)
 
 
 def tags_of(hint: Any) -> list[Any]:
     """Return the names that stand for a section of this type; none where it may be no section."""
     kinds = kinds_of(plain(hint)[0])
-    sections = kinds if all(map(is_section, kinds)) else ()
-    return [name for kind in sections for name in choices(hints_of(kind).get("name"))]
+    return [name for kind in kinds for name in _names(kind)] if all(map(is_section, kinds)) else []
+
+
+def _names(section: Any) -> list[Any]:
+    """Return what a section may give as its kind."""
+    name = fields_of(section).get("name")
+    return [] if name is None else choices(name.hint)
 
 
 def name_of(kind: Any) -> Any:
     """Return what a configuration calls a component of this kind: its `name`, None without."""
-    found = next((field.default for field in fields_of(kind) if field.name == "name"), None)
-    return found and found()
+    name = fields_of(kind).get("name")
+    return name and name.default and name.default()
 
 
 def choices(hint: Any) -> list[Any]:
@@ -535,32 +566,20 @@ def describe(hint: Any) -> str:
     for note in notes:
         if isinstance(note, Reader):
             return note.says
-    if any(isinstance(note, OneOf) for note in notes):
-        return "one of " + ", ".join(choices(hint))
+    if is_union(kind):
+        return " or ".join(describe(inner) + within(inner) for inner in get_args(kind))
+    if given := choices(hint):
+        return "one of " + ", ".join(str(choice) for choice in given)
     if kind in SIMPLE:
         return SIMPLE[kind]
-    if kind is FilePath:
-        return "a path"
-    if kind is type(None):
-        return "null"
-    if is_union(kind):
-        return " or ".join(describe(inner) + _within(inner) for inner in get_args(kind))
-    if given := choices(kind):
-        return "one of " + ", ".join(str(choice) for choice in given)
     origin = get_origin(kind)
     if origin in (list, tuple):
         return f"a list ({describe(get_args(kind)[0])} each)"
     if origin in (dict, Mapping):
         return f"a mapping of names ({describe(get_args(kind)[1])} each)"
     if is_section(kind):
-        names = ", ".join(field.name for field in fields_of(kind))
-        return f"a mapping with {names}"
+        return f"a mapping with {', '.join(fields_of(kind))}"
     return getattr(kind, "__name__", str(kind))
-
-
-def example_of(hint: Any) -> str | None:
-    """Return what `Meta(examples=[...])` shows of a value, as it stands in a file after the key."""
-    return next((note.examples[0] for note in _metas(hint) if note.examples), None)
 
 
 def mapping_of(hint: Any, value: Any) -> str | None:
@@ -571,25 +590,9 @@ def mapping_of(hint: Any, value: Any) -> str | None:
     kind = next((kind for kind in kinds_of(hint) if is_section(kind)), None)
     if kind is None or isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    first, *others = [field.name for field in fields_of(kind) if field.default is None] or [""]
-    shown = [f"{first}: {value}"]
-    for name in others:
-        if not (known := choices(hints_of(kind)[name])):
-            return None
-        shown.append(f"{name}: {known[0]}")
-    return f"{{{', '.join(shown)}}}" if first else None
-
-
-def reason_of(hint: Any) -> str | None:
-    """Return why a value is needed or limited: `Meta(description=...)` without a pattern."""
-    said = (note.description for note in _metas(hint) if note.pattern is None)
-    return next((text for text in said if text), None)
-
-
-def _metas(hint: Any) -> list[Meta]:
-    return [note for note in plain(hint)[1] if isinstance(note, Meta)]
-
-
-def _within(hint: Any) -> str:
-    limits = [words for note in _metas(hint) if (words := bounds(note))]
-    return f" ({', '.join(limits)})" if limits else ""
+    needed = {name: field.hint for name, field in fields_of(kind).items() if field.default is None}
+    known = [choices(hint)[:1] for hint in [*needed.values()][1:]]
+    if not needed or not all(known):
+        return None
+    given = zip(needed, [value, *chain(*known)], strict=True)
+    return f"{{{', '.join(f'{name}: {each}' for name, each in given)}}}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from typing import Any, get_args
 
-from olm_data.config.convert import hints_of, parts_of, plain
+from olm_data.config.convert import fields_of, parts_of, plain
 from olm_data.config.hints import Needs
 from olm_data.plugins import load, ours
 
@@ -19,6 +20,7 @@ def summary_of(kind: type) -> str:
     return " ".join(text.split()).removesuffix(".")
 
 
+@functools.cache
 def attributes(config: Any) -> dict[str, str]:
     """Return what docstrings, of bases too, and annotations say of fields, on one line each."""
     found: dict[str, str] = {}
@@ -28,16 +30,16 @@ def attributes(config: Any) -> dict[str, str]:
         )
         names: list[str] = []
         for line in section.splitlines():
-            field = re.fullmatch(r" {4}((?:\w+, )*\w+): (.*)", line)
+            head = re.fullmatch(r" {4}((?:\w+, )*\w+): (.*)", line)
             if _TITLE.match(line):
                 break
-            if field is not None:
-                names = field[1].split(", ")
-                found.update(dict.fromkeys(names, field[2]))
+            if head is not None:
+                names = head[1].split(", ")
+                found.update(dict.fromkeys(names, head[2]))
             elif line.strip():
                 found.update({name: f"{found[name]} {line.strip()}" for name in names})
-    for name, hint in hints_of(config).items():
-        for note in plain(hint)[1]:
+    for name, field in fields_of(config).items():
+        for note in plain(field.hint)[1]:
             if isinstance(note, Needs) and name in found:
                 needs = "needs" if note.unless is None else "not with"
                 other = f"`{note}`".replace(" or ", "` or `")

@@ -21,10 +21,6 @@ FilePath = NewType("FilePath", str)
 Schema = dict[str, Any]
 """A JSON Schema."""
 
-Annotations = dict[str, Any]
-"""Field -> its type; Python has no type for these."""
-
-
 LocalPath = Annotated[FilePath, Meta(pattern="^(?!.*://)", description="a folder on a local disk")]
 """A path that is no URL."""
 
@@ -130,3 +126,23 @@ def bounds(meta: Meta) -> str:
     if meta.pattern is not None:
         said.append(meta.description or f"text of the form {meta.pattern}")
     return " and ".join(said)
+
+
+def within(hint: Any) -> str:
+    """Return the constraints of an annotation in words, in parentheses."""
+    limits = [words for note in _metas(hint) if (words := bounds(note))]
+    return f" ({', '.join(limits)})" if limits else ""
+
+
+def example_of(hint: Any) -> str | None:
+    """Return what `Meta(examples=[...])` shows of a value, as it stands in a file after the key."""
+    return next((note.examples[0] for note in _metas(hint) if note.examples), None)
+
+
+def reason_of(hint: Any) -> str | None:
+    """Return why a value is needed or limited: `Meta(description=...)` without a pattern."""
+    return next((n.description for n in _metas(hint) if n.pattern is None and n.description), None)
+
+
+def _metas(hint: Any) -> list[Meta]:
+    return [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Meta)]

@@ -1,6 +1,6 @@
-"""The JSON Schema of a configuration, made of its types: for editors, and for a first look.
+"""The JSON Schema of a configuration: for editors, and for a first look.
 
-    dataclass or Struct --schema_of--> JSON Schema (2020-12) --check_names--> misspelt names
+    JSON Schema (2020-12), `docs/schemas.py` makes it of the types --check_names--> misspelt names
 
 `check_names` finds misspelt fields and kinds without importing what the configuration is for; all
 else is left to `parse`, which knows more.
@@ -9,190 +9,24 @@ else is left to `parse`, which knows more.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from fractions import Fraction
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
-from msgspec import Meta
-
-from olm_data.config.convert import (
-    choices,
-    fields_of,
-    hints_of,
-    is_part_name,
-    is_section,
-    is_union,
-    parts_of,
-    plain,
-    rest_of,
-    tags_of,
-    unknown_field,
-    unknown_kind,
-)
-from olm_data.config.docs import attributes, parts_by_name, summary_of
-from olm_data.config.dump import as_dict
-from olm_data.config.hints import FilePath, Reader, Schema
+from olm_data.config.convert import is_part_name, unknown_field, unknown_kind
+from olm_data.config.hints import Schema
 from olm_data.config.values import KeyPath, Values, dotted
 from olm_data.plugins import path_of
 
-_ENTRY_POINTS = "x-entry-points"
+ENTRY_POINTS = "x-entry-points"
 """Key of a schema: what it describes is a part of one's own, or of the packages of this group."""
 _DEEPEST = 5
 """Sections in sections that a misplaced field is looked for in."""
-
-_SIMPLE = {
-    int: "integer",
-    float: "number",
-    Fraction: "number",
-    str: "string",
-    bool: "boolean",
-    FilePath: "string",
-    type(None): "null",
-}
-_LIMITS = {
-    "ge": "minimum",
-    "gt": "exclusiveMinimum",
-    "le": "maximum",
-    "lt": "exclusiveMaximum",
-    "pattern": "pattern",
-}
-
-
-def schema_of(config: Any, title: str, *, counts: bool = True) -> Schema:
-    """Return the JSON Schema of a configuration; each section is a definition.
-
-    Args:
-        config: dataclass or Struct.
-        title: what a file of it is.
-        counts: an integer may be written `95B`.
-    """
-    definitions: Schema = {}
-    root = _of(config, definitions, counts)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": title,
-        **root,
-        "$defs": dict(sorted(definitions.items())),
-    }
 
 
 def modeline(schema: Path, folder: str = ".") -> str:
     """Return the first line of a YAML file in `folder`, by which editors find its schema."""
     return f"# yaml-language-server: $schema={Path(os.path.relpath(schema, folder)).as_posix()}"
-
-
-def properties(config: Any, definitions: Schema, counts: bool = True) -> tuple[Schema, list[str]]:
-    """Return the schemas of the fields of a section, and the names of those without a default."""
-    hints, said = hints_of(config), attributes(config)
-    found: Schema = {}
-    required = []
-    rest = rest_of(config)
-    for field in fields_of(config):
-        if field.name == rest:
-            found |= _named_parts(hints[rest], definitions, counts)
-            continue
-        item = _of(hints[field.name], definitions, counts)
-        if text := said.get(field.name):
-            item = {**item, "description": text}
-        default = field.default() if field.default is not None else None
-        if field.name == "name" and item.get("enum") == [default]:
-            item = {"const": default}  # which of several kinds it is
-        elif field.default is None:
-            required.append(field.name)
-        elif field.shown:
-            item = {**item, "default": _plain(default)}
-        found[field.name] = item
-    return found, required
-
-
-def _named_parts(hint: Any, definitions: Schema, counts: bool) -> Schema:
-    """Return the schemas of what this distribution brings under names of its own."""
-    found: Schema = {}
-    for name, kind in parts_by_name(hint).items():
-        item = _of(kind | None, definitions, counts)
-        found[name] = {**item, "description": summary_of(kind), "default": None}
-    return found
-
-
-def _of(hint: Any, definitions: Schema, counts: bool, *, text: bool = True) -> Schema:
-    kind, notes = plain(hint)
-    for note in notes:
-        if isinstance(note, Reader):
-            return dict(note.schema)
-    found = _of_kind(hint, kind, definitions, counts)
-    if (parts := parts_of(hint)) is not None:
-        own = _part(parts.group)
-        found = {"anyOf": [*found.get("anyOf", [found]), own]} if found else own
-    if text and (names := tags_of(kind)):
-        named = {"type": "string"} if parts else {"enum": names}
-        found = {"anyOf": [*found.get("anyOf", [found]), named]}
-    for note in notes:
-        if isinstance(note, Meta):
-            given = {name: getattr(note, name) for name in _LIMITS}
-            found |= {_LIMITS[name]: limit for name, limit in given.items() if limit is not None}
-            if note.min_length is not None:
-                what = {"array": "Items", "object": "Properties"}.get(found["type"], "Length")
-                found[f"min{what}"] = note.min_length
-    return found
-
-
-def _part(group: str) -> Schema:
-    """Return the schema of a part of one's own; its fields are those of a class not known here."""
-    name = {"type": "string", "description": "module:Class"}
-    return {
-        "type": "object",
-        "properties": {"name": name},
-        "required": ["name"],
-        _ENTRY_POINTS: group,
-    }
-
-
-def _other_names(kind: Any, definitions: Schema, counts: bool) -> Schema | bool:
-    rest = rest_of(kind)
-    if rest is None:
-        return False
-    return _of(get_args(plain(hints_of(kind)[rest])[0])[1], definitions, counts)
-
-
-def _of_kind(hint: Any, kind: Any, definitions: Schema, counts: bool) -> Schema:
-    origin, inner = get_origin(kind), get_args(kind)
-    if is_union(kind):
-        return {"anyOf": [_of(one, definitions, counts, text=False) for one in inner]}
-    if is_section(kind):
-        name = kind.__name__
-        if name not in definitions:
-            definitions[name] = {}  # a cycle ends here
-            fields, required = properties(kind, definitions, counts)
-            definitions[name] = {
-                "type": "object",
-                "properties": fields,
-                **({"required": required} if required else {}),
-                "additionalProperties": _other_names(kind, definitions, counts),
-            }
-        return {"$ref": f"#/$defs/{name}"}
-    if known := choices(hint):
-        return {"enum": known}
-    if origin in (dict, Mapping):
-        names = _of(inner[0], definitions, counts)
-        return {
-            "type": "object",
-            **({} if names == {"type": "string"} else {"propertyNames": names}),
-            "additionalProperties": _of(inner[1], definitions, counts),
-        }
-    if origin in (list, tuple):
-        return {"type": "array", "items": _of(inner[0], definitions, counts)}
-    if kind is int and counts:
-        return {"type": ["integer", "string"]}
-    return {"type": _SIMPLE[kind]} if kind in _SIMPLE else {}
-
-
-def _plain(value: Any) -> Any:
-    """Return a default as JSON, without the folder of who made the schema."""
-    plain_value = as_dict(value)
-    if isinstance(plain_value, str):
-        return plain_value.replace(str(Path.home()), "~")
-    return float(plain_value) if isinstance(plain_value, Fraction) else plain_value
 
 
 def check_names(schema: Schema, values: Values) -> None:
@@ -215,7 +49,7 @@ def _check(node: Schema, root: Schema, value: Any, values: Values, path: KeyPath
     elif isinstance(value, dict):
         known, other = node.get("properties", {}), node.get("additionalProperties")
         for name, item in value.items():
-            group = other.get(_ENTRY_POINTS) if isinstance(other, dict) else None
+            group = other.get(ENTRY_POINTS) if isinstance(other, dict) else None
             unknown = other is False or (group and not _has_name(item))
             if name not in known and unknown and not (group and path_of(group, str(name))):
                 elsewhere = () if path else _places(root, str(name))  # typed without its section
@@ -274,7 +108,7 @@ def _named(
     sections = [definitions[k["$ref"].rpartition("/")[2]] for k in kinds if "$ref" in k]
     if not isinstance(value, dict) or not sections:
         return None
-    groups = [kind[_ENTRY_POINTS] for kind in kinds if _ENTRY_POINTS in kind]
+    groups = [kind[ENTRY_POINTS] for kind in kinds if ENTRY_POINTS in kind]
     known = [name for node in sections for name in _names(node)]
     if groups and is_part_name(value.get("name"), groups[0], known):
         return None

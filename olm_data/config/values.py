@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from olm_data.errors import UsageError, ValidationError, printable, suggest
+from olm_data.errors import UsageError, ValidationError, printable, quoted, suggest
 from olm_data.path_kinds import nearest
 from olm_data.regular_files import MAX_CONFIG, read_regular
 
@@ -224,6 +225,24 @@ def dotted(path: KeyPath) -> str:
             quote = "'" if '"' in part else '"'
             text += f"[{quote}{part}{quote}]"
     return text.removeprefix(".")
+
+
+def short(value: Any) -> str:
+    """Return a value as a message shows it, cut after 60 characters."""
+    if isinstance(value, Fraction):
+        return quoted(value)
+    text = printable(repr(value) if isinstance(value, str) else str(value))
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def differences(old: Any, new: Any, path: KeyPath = ()) -> list[str]:
+    """Return one line for each place where two plain values differ, `a.b: 1 -> 2`."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        lines = []
+        for key in [*old, *(key for key in new if key not in old)]:
+            lines += differences(old.get(key), new.get(key), (*path, key))
+        return lines
+    return [] if old == new else [f"{dotted(path)}: {short(old)} -> {short(new)}"]
 
 
 def parse_path(text: str) -> KeyPath | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from olm_data.config.convert import fields_of, hints_of, parse
+from olm_data.config.convert import fields_of, parse
 from olm_data.config.hints import OneOf, Reader
 from olm_data.config.strict_yaml import MAX_INTEGER
 from olm_data.config.values import Values
@@ -73,6 +73,9 @@ def _location(kind: str, fix: str) -> Reader:
 
     return Reader(read, f"a path or URL of {kind}", {"type": "string"})
 
+
+SCHEMA = Path(__file__).with_name("mixture.schema.json")
+"""What editors complete and check a manifest with; `docs/schemas.py` makes it of these types."""
 
 _DATA = _location("a dataset", "write the folder that olm-data tokenize wrote: data: ./tokens/web")
 _IDS = _location(
@@ -192,7 +195,7 @@ def filled_in(values: Values, lock: Lock) -> Values:
     known = {key: getattr(lock, key) for key in ("seed", "sequence_length")}
     known |= {"packing": lock.packing.name}
     if "order" not in values.data:
-        keys = {one.name for one in fields_of(manifest_orders()[lock.order.name])}
+        keys = fields_of(manifest_orders()[lock.order.name]).keys()
         known |= {"order": lock.order.name}
         known |= {key: getattr(lock.order, key) for key in keys & {*lock.order.__struct_fields__}}
     for key, value in known.items():
@@ -247,9 +250,9 @@ def _chosen(values: Values, key: str, choices: Mapping[str, type[T]]) -> type[T]
     name = values.data.get(key, default)
     if not isinstance(name, str) or name not in choices:
         return choices[default]
-    own = {one.name for one in fields_of(choices[name])}
+    own = fields_of(choices[name]).keys()
     for other, keys in choices.items():
-        for foreign in {one.name for one in fields_of(keys)} - own:
+        for foreign in fields_of(keys).keys() - own:
             if foreign in values.data:
                 raise UsageError(
                     f"{foreign} has no meaning with {key}: {name}",
@@ -261,17 +264,17 @@ def _chosen(values: Values, key: str, choices: Mapping[str, type[T]]) -> type[T]
 
 def _of(choice: type[T], keys: ManifestKeys) -> T:
     """Return a choice with its keys of the manifest."""
-    return choice(**{one.name: getattr(keys, one.name) for one in fields_of(choice)})
+    return choice(**{name: getattr(keys, name) for name in fields_of(choice)})
 
 
 @lru_cache
 def _keys_with(*chosen: type[msgspec.Struct]) -> type[ManifestKeys]:
     """Return `ManifestKeys` and the keys that go with the choices."""
     own = [
-        (one.name, hints_of(kind)[one.name])
+        (name, one.hint)
         if one.default is None
-        else (one.name, hints_of(kind)[one.name], field(default_factory=one.default))
+        else (name, one.hint, field(default_factory=one.default))
         for kind in chosen
-        for one in fields_of(kind)
+        for name, one in fields_of(kind).items()
     ]
     return make_dataclass("AllKeys", own, bases=(ManifestKeys,), frozen=True, kw_only=True)

@@ -159,9 +159,8 @@ def _place(input: InputFile) -> tuple[str, str, dict[str, str]]:
 
 def _made(path: str, options: Mapping[str, str], where: str) -> OwnSource:
     kind: Any = load_class(path, OwnSource, where=where)
-    known = [field.name for field in fields_of(kind)]
     for name in options:
-        if name not in known:
+        if name not in fields_of(kind):
             raise UsageError(
                 f"--{name} has no meaning here", where=where, why=f"{path} has no field {name}"
             )

@@ -308,8 +308,9 @@ class Store:
             FileNotFoundError: there is no such file.
             ValidationError: it is no regular file, a link out of the folder, or too large.
         """
-        _log.debug("read %s", self.url(name))
-        return self._files.get(self.key(name), start, stop, most=limit if stop is None else None)
+        key = self.key(name)
+        _log.debug("read %s/%s", self.root, name)
+        return self._files.get(key, start, stop, most=limit if stop is None else None)
 
     def pieces(self, name: str, size: int, start: int = 0) -> Iterator[bytes]:
         """Yield the bytes of `name` from `start` on in pieces of `size`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, cast
 
-from olm_data.config.convert import Config, hints_of, kinds_of
+from olm_data.config.convert import Config, fields_of, kinds_of
 from olm_data.config.docs import parts_by_name
 from olm_data.config.hints import ExtraFields, Parts
 from olm_train.callbacks.base import Callback
@@ -62,9 +62,9 @@ class CallbacksConfig(Config):
     def kinds(cls) -> dict[str, Any]:
         """Return the class of each callback that this distribution brings, by name."""
         config: Any = cls
-        hints = hints_of(config)
-        known = {f.name: kinds_of(hints[f.name])[0] for f in fields(cls) if f.name != "own"}
-        return known | parts_by_name(hints["own"])
+        known = {name: field.hint for name, field in fields_of(config).items()}
+        own = known.pop("own")
+        return {name: kinds_of(hint)[0] for name, hint in known.items()} | parts_by_name(own)
 
     def build(self) -> dict[str, Callback]:
         """Return the callbacks by name, each a new one."""

@@ -18,8 +18,8 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from olm_data.config.dump import differences
 from olm_data.config.hints import Needs
+from olm_data.config.values import differences
 from olm_data.errors import ValidationError
 from olm_data.run_log.run_folder import ENVIRONMENT, read_environment, write_environment
 from olm_train.callbacks.base import Callback

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 import msgspec
 
 from olm_data.bounded_json import JsonObject, MalformedJson, Size
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict
 from olm_data.config.hints import FilePath
 from olm_data.dataset.tokenizer import TOKENIZER, prompt_tokenizer, read_own
 from olm_data.decoding import convert

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from olm_data.bounded_json import JsonObject, MalformedJson, decode
-from olm_data.errors import OlmError, ValidationError, printable
+from olm_data.errors import OlmError, ValidationError
 from olm_data.path_kinds import NO_TEXT, kind_of, wrong_kind
 from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.store import Store, absolute
@@ -36,6 +36,7 @@ from olm_train.checkpoint.state import StateDict, flatten, put_back, split
 from olm_train.checkpoint.tensors import MAX_BYTES, Index, fill
 from olm_train.distributed.world import World
 from olm_train.model.flat_form import from_flat
+from olm_train.model.shards import misfits, shapes
 
 
 @dataclass(frozen=True)
@@ -160,9 +161,8 @@ class Checkpoint:
         """
         flat = flatten(tensors)
         self.refuse_misfits(flat, tuple(tensors), elsewhere=held_elsewhere(flat, world))
-        values = self.index.values
-        put_back(tensors, values)
-        world.on_each(lambda: fill(split(flat)[0], self.tensors, self.index))
+        put_back(tensors, self.index.values)
+        self._fill(split(flat)[0], world)
 
     def whole_tensors(self, prefix: str, names: Iterable[str], world: World) -> dict[str, Tensor]:
         """Return tensors, whole, on the CPU, by their names without a prefix; every rank calls it.
@@ -172,9 +172,11 @@ class Checkpoint:
         """
         entries = {name: self.index.tensors[f"{prefix}{name}"] for name in names}
         found = {n: torch.empty(e.shape, dtype=e.torch_dtype) for n, e in entries.items()}
-        named = {f"{prefix}{name}": tensor for name, tensor in found.items()}
-        world.on_each(lambda: fill(named, self.tensors, self.index))
+        self._fill({f"{prefix}{name}": tensor for name, tensor in found.items()}, world)
         return found
+
+    def _fill(self, named: Mapping[str, Tensor], world: World) -> None:
+        world.on_each(lambda: fill(named, self.tensors, self.index))
 
     def refuse_misfits(
         self, wanted: StateDict, parts: tuple[str, ...], elsewhere: Collection[str] = ()
@@ -189,23 +191,13 @@ class Checkpoint:
         Raises:
             ValidationError: as `load_tensors`.
         """
-        here, index = {}, self.index
-        for name, leaf in wanted.items():
-            here[name] = list(leaf.shape) if isinstance(leaf, Tensor) else None
-        there: dict[str, list[int] | None] = {n: list(t.shape) for n, t in index.tensors.items()}
-        there |= dict.fromkeys(index.values)
-        prefixes = tuple(f"{part}." for part in parts)
-        wrong = [f"it lacks {name}" for name in sorted(here.keys() - there.keys())]
-        wrong += [
-            f"nothing here takes {printable(name)}"
-            for name in sorted(there.keys() - here.keys() - {*elsewhere})
-            if name.startswith(prefixes)
-        ]
-        wrong += [
-            f"{name} is {_shown(there[name])}, here {_shown(here[name])}"
-            for name in sorted(here.keys() & there.keys())
-            if here[name] != there[name]
-        ]
+        index, prefixes = self.index, tuple(f"{part}." for part in parts)
+        there = {
+            name: leaf
+            for name, leaf in shapes({**index.values, **index.tensors}).items()
+            if name in wanted or (name.startswith(prefixes) and name not in elsewhere)
+        }
+        wrong = misfits(shapes(wanted), there)
         wrong += [
             f"{name} is of {index.tensors[name].dtype}, here of {str(leaf.dtype)[6:]}"
             for name, leaf in sorted(wanted.items())
@@ -232,10 +224,6 @@ def held_elsewhere(names: Iterable[str], world: World) -> set[str]:
 def _convertible(there: torch.dtype, here: torch.dtype) -> bool:
     """Whether numbers keep their meaning: those of another precision do, of another kind do not."""
     return there == here or (there.is_floating_point and here.is_floating_point)
-
-
-def _shown(shape: list[int] | None) -> str:
-    return "a plain value" if shape is None else f"a tensor of shape {shape}"
 
 
 def open_checkpoint(folder: str | os.PathLike[str], world: World) -> Checkpoint:

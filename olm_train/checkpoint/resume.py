@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -21,9 +22,8 @@ import torch
 from torch import Tensor
 
 from olm_data.bounded_json import JsonObject
-from olm_data.config.convert import parse
-from olm_data.config.dump import as_dict, differences
-from olm_data.config.values import Values
+from olm_data.config.convert import as_dict, parse
+from olm_data.config.values import Values, differences
 from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.storage.store import absolute
 from olm_train.checkpoint.documents import Origin, RunState, relative_path
@@ -51,7 +51,7 @@ from olm_train.model.load import model_of, own_parts, padded
 from olm_train.model.shards import local_blocks
 from olm_train.model.upcycle import OPTION, Slices, dense_name, put_copies, refuse_unequal
 from olm_train.model.weights_folder import Exported, is_exported, kept, load_exported
-from olm_train.optim.state import OptimizerState, create_state, make_room
+from olm_train.optim.state import OptimizerState, create_state
 from olm_train.train_module_base import TrainModule
 
 
@@ -179,12 +179,14 @@ def documents_of_callbacks(run: Run) -> dict[str, bytes]:
     return found
 
 
-def _load_callbacks(checkpoint: Checkpoint, run: Run) -> None:
-    """Give callbacks, which have taken over their states, their tensors; say what nobody takes."""
-    wanted = tensors_of_callbacks(run)
-    checkpoint.load_tensors(wanted, run.train_module.world)
-    left = {f"{CALLBACKS}.{name}" for name in checkpoint.names(CALLBACKS)} - wanted.keys()
-    left -= held_elsewhere(wanted, run.train_module.world)
+def _hand_out(checkpoint: Checkpoint, taken: Iterable[str], run: Run) -> None:
+    """Offer callbacks the tensors that they had not asked for; say what nobody takes.
+
+    Args:
+        taken: names of what they have asked for.
+    """
+    left = {f"{CALLBACKS}.{name}" for name in checkpoint.names(CALLBACKS)} - {*taken}
+    left -= held_elsewhere(taken, run.train_module.world)
     for name in sorted({key.split(".")[1] for key in left}):
         prefix, callback = f"{CALLBACKS}.{name}.", run.callbacks.get(name)
         keys = sorted(key.removeprefix(prefix) for key in left if key.startswith(prefix))
@@ -287,12 +289,11 @@ def begin(policy: LoadPolicy, run: Run) -> StartingPoint:
         elif policy.upcycle:
             start = StartingPoint(load=upcycled(checkpoint, run.train_module))
         else:
-            _model_of(checkpoint, run)  # of a program that knows more, nothing is taken over
-            state = checkpoint.state
-            if known := drawn_before(state.data_loader, run.data_loader.lock):
+            _config_of(checkpoint, run)  # of a program that knows more, nothing is taken over
+            if known := drawn_before(checkpoint.state.data_loader, run.data_loader.lock):
                 run.say(f"note: {known}")
             start = StartingPoint(
-                load=lambda: _load_tensors(checkpoint, state, run, optim_state=policy.optim_state)
+                load=lambda: _load(checkpoint, run, optim_state=policy.optim_state, callbacks=False)
             )
     run.say(f"beginning with {place}, step {step:,}")
     path = relative_path(place, run.save_folder)
@@ -305,16 +306,14 @@ def resume(checkpoint: Checkpoint, run: Run, *, optim_state: bool = True) -> Sta
     done = start.step >= run.stop_step
     if not done:
         run.say(f"resuming from {checkpoint.folder} at step {start.step:,}")
-    old = {**checkpoint.config, "model": _model_of(checkpoint, run)}
-    changes = tuple(map(printable, differences(old, run.config)))
-    for change in changes:
+    for change in start.changes:
         run.say(f"  changed{', and no step is left that it acts on' if done else ''}: {change}")
     if not done and was.max_steps != run.max_steps:
         run.say(
             f"note: the schedule is {run.max_steps:,} steps long, it was "
             f"{was.max_steps:,}; the learning rate follows the new length from here"
         )
-    return replace(start, changes=changes)
+    return start
 
 
 def start_at(checkpoint: Checkpoint, run: Run, *, optim_state: bool = True) -> StartingPoint:
@@ -334,37 +333,40 @@ def start_at(checkpoint: Checkpoint, run: Run, *, optim_state: bool = True) -> S
             why="tokens would be trained on twice, or left out",
             fix="restore the checkpoint from a copy, or remove it to go on from the one before",
         )
-    _refuse_other_model(checkpoint, run)
+    saved = _config_of(checkpoint, run)
+    changes = differences(saved, run.config)
+    # Every back-end computes the same function; which one fits depends on the device.
+    free = "model.attention.backend: "
+    _refuse([c for c in changes if _OF_MODEL.match(c) and not c.startswith(free)], checkpoint)
     return StartingPoint(
-        load=lambda: _load_all(checkpoint, state, run, optim_state=optim_state),
+        load=lambda: _load(checkpoint, run, optim_state=optim_state, callbacks=True),
         step=state.step,
         resumed=True,
         callbacks=state.callbacks,
         origin=state.origin,
+        changes=tuple(map(printable, changes)),
         folder=checkpoint.folder,
     )
 
 
-def _load_tensors(checkpoint: Checkpoint, state: RunState, run: Run, *, optim_state: bool) -> None:
+def _load(checkpoint: Checkpoint, run: Run, *, optim_state: bool, callbacks: bool) -> None:
+    """Put the tensors of a checkpoint in place; callbacks have taken over their states."""
     module, optimizer = run.train_module, run.optimizer_state
     if optim_state:
-        optimizer.check_class(state.optimizer, checkpoint.folder)
-        make_room(module.model, module.optimizer, checkpoint.names("optim"))
+        optimizer.take_over(
+            checkpoint.state.optimizer, checkpoint.names("optim"), checkpoint.folder
+        )
         held = {f"{part}.{name}" for part in module.state_dict() for name in checkpoint.names(part)}
         if held > flatten(module.state_dict()).keys():  # of a module with names of its own
             create_state(module.optimizer)
     tensors = module.state_dict()
     if not optim_state:
         tensors = {"model": tensors["model"]}
-    checkpoint.load_tensors(tensors, module.world)
+    wanted = tensors_of_callbacks(run) if callbacks else {}
+    checkpoint.load_tensors({**tensors, **wanted}, module.world)
     module.load_state_dict(tensors)
-    if optim_state:
-        optimizer.load_record(state.optimizer, checkpoint.folder)
-
-
-def _load_all(checkpoint: Checkpoint, state: RunState, run: Run, *, optim_state: bool) -> None:
-    _load_tensors(checkpoint, state, run, optim_state=optim_state)
-    _load_callbacks(checkpoint, run)
+    if callbacks:
+        _hand_out(checkpoint, wanted, run)
 
 
 def _refuse_other_sizes(checkpoint: Checkpoint, state: RunState, loader: DataLoaderBase) -> None:
@@ -378,38 +380,30 @@ def _refuse_other_sizes(checkpoint: Checkpoint, state: RunState, loader: DataLoa
         _refuse([f"batch sizes up to step {step:,}: {old} -> {new}"], checkpoint)
 
 
-def _refuse_other_model(checkpoint: Checkpoint, run: Run) -> None:
-    new = run.config["model"]
-    if checkpoint.config["model"] == new:
-        return
-    old = _model_of(checkpoint, run)
-    if all(
-        isinstance(model, dict) and isinstance(model.get("attention"), dict) for model in (old, new)
-    ):
-        # Every back-end computes the same function; which one fits depends on the device.
-        backend = {"backend": new["attention"].get("backend")}
-        old = {**old, "attention": {**old["attention"], **backend}}
-    _refuse(differences({"model": old}, {"model": new}), checkpoint)
+_OF_MODEL = re.compile(r"model[.:[]")
 
 
-def _model_of(checkpoint: Checkpoint, run: Run) -> Any:
-    """Return the shape of a checkpoint's model in plain values, as the run's own has them.
+def _config_of(checkpoint: Checkpoint, run: Run) -> JsonObject:
+    """Return the configuration of a checkpoint in plain values, as the run's own has them.
 
-    Fields that the release which saved it did not know have the defaults of the run's class.
+    Fields of the model that the release which saved it did not know have the defaults of the run's
+    class.
 
     Raises:
         ValidationError: it should be one of our own models, and has fields that ours do not have.
     """
-    kind = type(run.train_module.model_config)
+    saved, kind = checkpoint.config, type(run.train_module.model_config)
+    if saved["model"] == run.config["model"]:
+        return saved
+    model = saved["model"]
     if kind is DecoderConfig:
         known = own_parts(run.config["model"])  # of this run's own configuration
-        return as_dict(model_config(checkpoint, known=known))
-    plain = checkpoint.config
-    if is_dataclass(kind):
-        values = Values(copy.deepcopy(plain), file=f"{checkpoint.folder}/config.json")
+        model = as_dict(model_config(checkpoint, known=known))
+    elif is_dataclass(kind):
+        values = Values(copy.deepcopy(saved), file=f"{checkpoint.folder}/config.json")
         with contextlib.suppress(UsageError, NameError):  # then the differences say what is wrong
-            return as_dict(parse(kind, values, ("model",)))
-    return plain["model"]
+            model = as_dict(parse(kind, values, ("model",)))
+    return {**saved, "model": model}
 
 
 def _refuse(changed: list[str], checkpoint: Checkpoint) -> None:

@@ -8,8 +8,7 @@ wrong data or weights and nobody would notice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
 
 from olm_data.bounded_json import JsonObject, digest
 from olm_data.errors import ValidationError
@@ -26,7 +25,7 @@ def require_agreement(world: World, lock: str, config: JsonObject) -> None:
     Raises:
         ValidationError: the ranks differ, the same error on every rank.
     """
-    whole = digest({"config": repr(sorted(_flat(config)))})
+    whole = digest({"config": json.dumps(config, sort_keys=True)})  # canonical: no floats
     every = world.gather({"mixture lock": lock, "configuration": whole})
     problems = []
     for what, first in every[0].items():
@@ -41,10 +40,3 @@ def require_agreement(world: World, lock: str, config: JsonObject) -> None:
             why="they would train on other rows or with other settings, and mix the results",
             fix="give every machine the same lock, configuration and release, and start again",
         )
-
-
-def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:
-    """Return (path, repr) of each leaf: canonical JSON has no floats."""
-    if isinstance(value, Mapping):
-        return [pair for key in value for pair in _flat(value[key], f"{path}.{key}")]
-    return [(path, repr(value))]

@@ -8,10 +8,9 @@ A part is a mapping with the `name` of its kind, in a file of its own; here they
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Self
 
-from olm_data.bounded_json import JsonObject
 from olm_data.config.convert import parse
 from olm_data.config.hints import Parts
 from olm_data.config.values import Values
@@ -148,41 +147,3 @@ class DecoderConfig(Sizes):
 
 def _kind(part: Any) -> str | None:
     return getattr(part, "name", None)
-
-
-PARTS = {
-    each.name: _kind(each.default_factory())
-    for each in fields(DecoderConfig)
-    if each.default_factory is not MISSING
-}
-"""Parts of a shape, and the kind that each is of where nothing is said."""
-
-
-def by_name(model: JsonObject) -> JsonObject:
-    """Return the fields of a shape by name: `norm` is the name of its kind, `norm.eps` a field."""
-    found: JsonObject = {}
-    for name, value in model.items():
-        inner = value if name in PARTS and isinstance(value, dict) else {"name": value}
-        found |= {f"{name}.{key}".removesuffix(".name"): each for key, each in inner.items()}
-    return found
-
-
-def overlaid(shape: JsonObject, over: JsonObject) -> JsonObject:
-    """Return fields of a shape with others over them.
-
-    A mapping for a part replaces single fields of it; the whole part where it names another kind.
-    """
-    found = {**shape}
-    for name, given in over.items():
-        below = found.get(name)
-        if name in PARTS and isinstance(given, dict | str) and below is not None:
-            one, other = _named(below), _named(given)
-            kind = one.get("name", PARTS[name])
-            given = {**one, **other} if other.get("name", kind) == kind else other
-        found[name] = given
-    return found
-
-
-def _named(part: JsonObject | str) -> JsonObject:
-    """Return a part as a mapping; text is the name of its kind."""
-    return {"name": part} if isinstance(part, str) else part

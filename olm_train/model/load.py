@@ -18,15 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from olm_data.bounded_json import JsonObject
-from olm_data.config.convert import Config, hints_of, parse, tags_of
+from olm_data.config.convert import Config, fields_of, parse, tags_of
 from olm_data.config.import_path import import_path, is_import_path, load_class
 from olm_data.config.values import Values
 from olm_data.dataset.tokenizer import TOKENIZER, prompt_tokenizer
 from olm_data.errors import InputError, UsageError, ValidationError, printable
 from olm_data.storage.store import absolute
-from olm_train.model.config import PARTS, VOCABULARY_TABLES, DecoderConfig
+from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.flat_form import from_flat
+from olm_train.model.presets import PARTS
 from olm_train.model.weights_folder import Exported, kept, load_exported
 
 if TYPE_CHECKING:
@@ -112,10 +113,10 @@ def _require_trust(path: str, trust: bool, where: str) -> None:
 
 def own_parts(model: JsonObject) -> set[str]:
     """Return the names of parts of a recorded shape that are none of ours."""
-    hints = hints_of(DecoderConfig)
+    fields = fields_of(DecoderConfig)
     named = {part: model[part].get("name") for part in PARTS if isinstance(model.get(part), dict)}
     return {name for part, name in named.items() if isinstance(name, str)} - {
-        name for part in named for name in tags_of(hints[part])
+        name for part in named for name in tags_of(fields[part].hint)
     }
 
 

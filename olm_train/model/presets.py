@@ -1,6 +1,6 @@
-"""Named shapes, as data: published families and our own sizes, and one dial for small studies.
+"""Shapes as plain fields: named ones, one dial for small studies, and what is laid over them.
 
-    model: {preset: olmo2-1b} | {depth: 12} --preset_fields, depth_fields--> fields of DecoderConfig
+    model: {preset: olmo2-1b, ...} | {depth: 12, ...} --written_shape--> fields of DecoderConfig
 
 A preset fixes the shape that a family was pre-trained with; the vocabulary comes from the data.
 """
@@ -8,13 +8,49 @@ A preset fixes the shape that a family was pre-trained with; the vocabulary come
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
+from olm_data.bounded_json import JsonObject as Fields
+from olm_data.config.values import KeyPath
 from olm_data.errors import UsageError, suggest
-from olm_train.model.config import DecoderConfig, overlaid
+from olm_train.model.config import DecoderConfig
 
-Fields = dict[str, Any]
+PARTS = {
+    each.name: getattr(each.default_factory(), "name", None)
+    for each in fields(DecoderConfig)
+    if each.default_factory is not MISSING
+}
+"""Parts of a shape, and the kind that each is of where nothing is said."""
+
+
+def by_name(model: Fields) -> Fields:
+    """Return the fields of a shape by name: `norm` is the name of its kind, `norm.eps` a field."""
+    found: Fields = {}
+    for name, value in model.items():
+        inner = value if name in PARTS and isinstance(value, dict) else {"name": value}
+        found |= {f"{name}.{key}".removesuffix(".name"): each for key, each in inner.items()}
+    return found
+
+
+def overlaid(shape: Fields, over: Fields) -> Fields:
+    """Return fields of a shape with others over them.
+
+    A mapping for a part replaces single fields of it; the whole part where it names another kind.
+    Text is the name of a kind.
+    """
+    found = {**shape}
+    for name, given in over.items():
+        below = found.get(name)
+        if name in PARTS and isinstance(given, dict | str) and below is not None:
+            one, other = (
+                {"name": each} if isinstance(each, str) else each for each in (below, given)
+            )
+            kind = one.get("name", PARTS[name])
+            given = {**one, **other} if other.get("name", kind) == kind else other
+        found[name] = given
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +290,44 @@ def depth_fields(depth: int) -> Fields:
         raise UsageError(f"model.depth: {depth} is less than 1", where="model.depth")
     heads = -(-64 * depth // 128)
     return _shape(depth, 128 * heads, heads)
+
+
+def written_shape(model: Fields, where: Callable[[KeyPath], str]) -> Fields:
+    """Return the fields of `model`, over those that its `preset` or `depth` stands for.
+
+    Args:
+        model: as the user wrote it.
+        where: place of a field, for messages.
+
+    Raises:
+        UsageError: both are given, or one has no meaning or no effect.
+    """
+    given = {**model}
+    named = [name for name in ("preset", "depth") if name in given]
+    if not named:
+        return given
+    value = given.pop(named[0])
+    try:
+        if len(named) == 2:
+            raise UsageError(
+                "model.preset and model.depth each give the shape", fix="remove one of the two"
+            )
+        if named == ["preset"]:
+            shape = preset_fields(str(value))
+        elif isinstance(value, int) and not isinstance(value, bool):
+            shape = depth_fields(value)
+        else:
+            raise UsageError(f"model.depth is an integer, not {value!r}")
+        if (there := by_name(shape)).keys() <= by_name(given).keys():
+            raise UsageError(
+                f"model.{named[0]} has no effect: {', '.join(there)} are all given beside it",
+                why="fields of model override those of the shape that it names",
+                fix="leave it out, or the fields",
+            )
+    except UsageError as error:
+        error.where = where(("model", named[-1]))
+        raise
+    return overlaid(shape, given)
 
 
 def preset(name: str, *, vocab_size: int, **overrides: Any) -> DecoderConfig:

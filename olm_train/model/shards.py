@@ -12,7 +12,9 @@ So the rows of such a DTensor are not in the order of the whole; nobody but this
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +26,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from olm_data.errors import printable
 
 
 def rows_of_rank(parts: tuple[int, ...], degree: int, rank: int) -> list[slice]:
@@ -161,3 +165,29 @@ def is_first_holder(tensor: Tensor, *, main: bool) -> bool:
         for dim, placement in enumerate(tensor.placements)
         if placement.is_replicate()
     )
+
+
+Shapes = Mapping[str, list[int] | None]
+"""Of the tensors of a state by name; None: it is a plain value."""
+
+
+def shapes(state: Mapping[str, Any]) -> Shapes:
+    """Return the shapes of tensors, or of the entries of an index that stand for them."""
+    return {n: list(leaf.shape) if hasattr(leaf, "shape") else None for n, leaf in state.items()}
+
+
+def misfits(here: Shapes, given: Shapes) -> list[str]:
+    """Return in what a given state is not that of here, a sentence for each name."""
+
+    def said(shape: list[int] | None) -> str:
+        return "is a plain value" if shape is None else f"has shape {shape}"
+
+    return [
+        *(f"missing {name}" for name in sorted(here.keys() - given.keys())),
+        *(f"unexpected {printable(name)}" for name in sorted(given.keys() - here.keys())),
+        *(
+            f"{name} {said(given[name])}, here it {said(here[name])}"
+            for name in sorted(here.keys() & given.keys())
+            if here[name] != given[name]
+        ),
+    ]

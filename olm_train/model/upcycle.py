@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from olm_data.bounded_json import JsonObject
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict
 from olm_data.errors import UsageError
-from olm_train.model.config import DecoderConfig, by_name
+from olm_train.model.config import DecoderConfig
 from olm_train.model.feed_forward import SwiGLUConfig
 from olm_train.model.mixture import MixtureConfig
+from olm_train.model.presets import by_name
 
 Slices = tuple[slice, ...]
 OPTION = "trainer.load_upcycle"

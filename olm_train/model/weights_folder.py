@@ -26,7 +26,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
 from olm_data.bounded_json import sha256_file
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict
 from olm_data.config.import_path import import_path
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError, printable

@@ -124,34 +124,30 @@ class OptimizerState:
                     fix="reduce them over the ranks, or keep them in tensors cut as the weights",
                 )
 
-    def check_class(self, record: OptimizerRecord | None, where: str) -> None:
-        """Refuse the state of another optimiser.
+    def take_over(self, record: OptimizerRecord | None, held: Collection[str], where: str) -> None:
+        """Take over what `record` returned, with room for the state beside it; every rank calls it.
+
+        Args:
+            record: of a checkpoint; None: it has none.
+            held: names of the state that is to be filled in, see `make_room`.
+            where: the checkpoint.
 
         Raises:
-            ValidationError: the record is of another class.
+            ValidationError: the record is of another class, or of other groups.
         """
-        ours = class_name(self.optimizer)
-        theirs = ours if record is None or record.class_name is None else record.class_name
-        if theirs == ours:
-            return
-        raise ValidationError(
-            f"the checkpoint was trained with the optimiser {theirs}; this configuration has "
-            f"{ours}",
-            where=where,
-            why="the state of one optimiser has another meaning to another one",
-            fix="go on with the optimiser of the checkpoint (train_module.optim in its "
-            "config.json), or begin a new run with its weights: another trainer.save_folder, "
-            "trainer.load_path set to this checkpoint, and trainer.load_optim_state: false "
-            "(with trainer.load_trainer_state: false also from the first row again)",
-        )
-
-    def load_record(self, record: OptimizerRecord | None, where: str) -> None:
-        """Take over what `record` returned.
-
-        Raises:
-            ValidationError: it is of other groups.
-        """
-        groups = [] if record is None else record.groups
+        ours, record = class_name(self.optimizer), record or OptimizerRecord()
+        if (theirs := record.class_name or ours) != ours:
+            raise ValidationError(
+                f"the checkpoint was trained with the optimiser {theirs}; this configuration has "
+                f"{ours}",
+                where=where,
+                why="the state of one optimiser has another meaning to another one",
+                fix="go on with the optimiser of the checkpoint (train_module.optim in its "
+                "config.json), or begin a new run with its weights: another trainer.save_folder, "
+                "trainer.load_path set to this checkpoint, and trainer.load_optim_state: false "
+                "(with trainer.load_trainer_state: false also from the first row again)",
+            )
+        groups = record.groups
         if any(groups) and len(groups) != len(self.optimizer.param_groups):
             raise ValidationError(
                 f"the checkpoint has options of {len(groups)} groups of parameters; there are "
@@ -160,6 +156,7 @@ class OptimizerState:
                 why="training has changed them, so they are a part of the state",
                 fix="use the configuration it was written with: config.json in it",
             )
+        make_room(self.model, self.optimizer, held)
         for group, changed in zip(self.optimizer.param_groups, groups, strict=False):
             group.update({key: _decoded(value) for key, value in changed.items()})
 

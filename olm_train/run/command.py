@@ -9,6 +9,7 @@ once. Rank 0 speaks; an error is told once, by the rank that met it first.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import sys
 import sysconfig
@@ -24,7 +25,7 @@ import olm_train
 from olm_data.command import for_people
 from olm_data.config.values import with_value
 from olm_data.errors import OlmError, UsageError, printable, shown
-from olm_data.path_kinds import kind_of, nearest
+from olm_data.path_kinds import nearest
 
 if TYPE_CHECKING:
     from olm_train.distributed.preempt import Preemption
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 FLAGS = ("--dry-run", "--strict", "--strict-env", "--debug", "--help", "-h")
 OPTIONS = ("--preset", "--gpu", "--mfu")
+SCHEMA = Path(__file__).with_name("train.schema.json")
+"""For editors, and for `check_names`; `docs/schemas.py` makes it of `RunConfig`."""
 CONFIG_OPTIONS = ("--preset", "--diff")
 """Those of `olm-train config`; of the flags it takes those that are no matter of training."""
 
@@ -131,10 +134,9 @@ def _resolve(arguments: Arguments) -> RunConfig:
 
     from olm_data.config.schema import check_names
     from olm_train.model.flat_form import refuse_flat
-    from olm_train.run.reference import written
 
     refuse_flat(values)
-    check_names(written(), values)
+    check_names(json.loads(SCHEMA.read_bytes()), values)
 
     from olm_train.run.config import RunConfig
 
@@ -165,10 +167,9 @@ def _print_config(arguments: Arguments) -> int:
         print(shown("\n".join(config_diff(run, config)) or "no difference"))
     else:
         from olm_data.config.schema import modeline
-        from olm_train.run.reference import PATH
 
         text = yaml.safe_dump(config.as_dict(), sort_keys=False)
-        print(f"{modeline(PATH)}\n{shown(text)}", end="")
+        print(f"{modeline(SCHEMA)}\n{shown(text)}", end="")
     return 0
 
 
@@ -240,7 +241,7 @@ def _train(config: RunConfig, preemption: Preemption) -> int:
     config, why = config.fitted(Machine.of(world))
     if world.main and why:
         print(shown("\n".join(why)), file=sys.stderr, flush=True)
-    require_agreement(world, config.lock_digest(), config.as_dict())
+    require_agreement(world, config.data_loader.lock().digest, config.as_dict())
     memory = keep_freed_memory(world.device.type, os.environ)
     auto = (
         f"auto on {capability.name}: {', '.join(chosen)} (--dry-run says why)" if chosen else None
@@ -365,9 +366,12 @@ def place_outside(error: BaseException) -> str | None:
 
 
 NAME = "train.yaml"
-MICROBATCH = 4096
-"""Tokens, about: whole rows of the lock."""
-MICROBATCHES = 4
+_LEAST = """
+    model: {{preset: olm-4m}}
+    data_loader: {{mixture: {}, global_batch_size: 16384}}
+    train_module: {{rank_microbatch_size: 4096}}
+    trainer: {{save_folder: runs/first}}"""
+"""A configuration, but for its lock; numbers are of tokens, whole rows of most locks."""
 
 
 def config_file(given: str | None) -> str:
@@ -379,47 +383,15 @@ def config_file(given: str | None) -> str:
     name = given or NAME
     if os.path.lexists(name):
         return name
-    meant = nearest(name, "")
+    locks = sorted(map(str, Path().glob("*.lock.json"))) or ["mixture.lock.json"]
     raise UsageError(
         f"there is no configuration {printable(name)}"
         if given
         else f"no configuration file given, and there is no {NAME} here",
         where=os.path.abspath(name),
-        why=None if meant else _recipes(),
-        fix=meant or f"write it into {printable(name)}; this is enough:\n{_least()}",
+        fix=nearest(
+            name,
+            f"olm-train new writes one for your text; in {printable(name)} this is enough:"
+            + _LEAST.format(json.dumps(locks[0])),
+        ),
     )
-
-
-def _recipes() -> str | None:
-    """Return the configurations that a clone of the repository has; an installed package, none."""
-    found = sorted((Path(__file__).resolve().parents[2] / "pipelines").glob("*/train.yaml"))
-    names = ", ".join(printable(min(os.path.relpath(path), str(path), key=len)) for path in found)
-    return f"longer ones to read: {names}" if names else None
-
-
-def _least() -> str:
-    lock, length = _lock_here()
-    size = length * max(1, MICROBATCH // length)
-    lines = (
-        "model: {preset: olm-4m}",
-        f"data_loader: {{mixture: {lock}, global_batch_size: {size * MICROBATCHES}}}",
-        f"train_module: {{rank_microbatch_size: {size}}}",
-        "trainer: {save_folder: runs/first}",
-    )
-    return "\n".join(f"    {line}" for line in lines)
-
-
-def _lock_here() -> tuple[str, int]:
-    """Return the newest lock of this folder, as YAML has it, and tokens of a row of it."""
-    import yaml
-
-    from olm_data.mixture.lock import Lock
-
-    there = [path for path in Path().glob("*.lock.json") if kind_of(str(path)) == "lock"]
-    for path in sorted(there, key=lambda path: path.stat().st_mtime, reverse=True):
-        try:
-            name = yaml.safe_dump([path.name], default_flow_style=True, width=1 << 20)[1:-2]
-            return name, Lock.read(path).sequence_length
-        except OlmError:
-            continue
-    return "mixture.lock.json", 1

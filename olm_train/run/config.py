@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from olm_data.bounded_json import JsonObject, decode
-from olm_data.config.convert import Config, parse
-from olm_data.config.dump import as_dict, differences
+from olm_data.bounded_json import JsonObject, decode_object
+from olm_data.config.convert import Config, as_dict, parse
 from olm_data.config.hints import (
     FilePath,
     LocalPath,
@@ -32,7 +31,7 @@ from olm_data.config.hints import (
     PositiveFloat,
     PositiveInt,
 )
-from olm_data.config.values import Values
+from olm_data.config.values import KeyPath, Values, differences
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.path_kinds import nearest
@@ -57,10 +56,10 @@ from olm_train.duration import Duration
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.layout import choose
 from olm_train.estimate.sharding import CHOSEN, Goal, Machine
-from olm_train.model.config import DecoderConfig, by_name, overlaid
+from olm_train.model.config import DecoderConfig
 from olm_train.model.flat_form import from_flat
 from olm_train.model.init import RULE
-from olm_train.model.presets import depth_fields, preset_fields
+from olm_train.model.presets import by_name, overlaid, written_shape
 from olm_train.model.upcycle import begun_feed_forward, refuse_unequal
 from olm_train.parallel.mesh import Place
 from olm_train.parallel.stages import require_micro_batches
@@ -120,6 +119,14 @@ class DataLoaderConfig(Config):
     verify: Literal["lazy", "full", "off"] = "lazy"
     skip: list[list[int]] = field(default_factory=list)
     cache: CacheConfig = field(default_factory=CacheConfig)
+
+    def lock(self) -> Lock:
+        """Return the mixture lock, as this rank reads it.
+
+        Raises:
+            InputError, ValidationError: it is missing or damaged.
+        """
+        return Lock.read(self.mixture)
 
     def build(
         self,
@@ -270,20 +277,21 @@ class RunConfig(Config):
             UsageError: a field is unknown, missing, or of the wrong type.
             InputError, ValidationError: the lock is missing or damaged.
         """
-        model = values.data.get("model")
-        lock = None
+        model, lock, begun, given = values.data.get("model"), None, None, JsonObject()
         begins = isinstance(trainer := values.data.get("trainer"), dict) and "load_path" in trainer
         if model is None and (begins or "model" in values.data):  # `model:` with nothing below it
             model = {}
         if isinstance(model, dict):
-            values.data["model"] = model = overlaid(named_shape(model, values), model)
+            given = model = written_shape(model, values.where)
             if isinstance(values.data.get("data_loader"), dict):
-                lock = Lock.read(parse(DataLoaderConfig, values, ("data_loader",)).mixture)
-            if begins:
-                _fill_in(model, values, lock)
-            if lock is not None:
-                model.setdefault("vocab_size", lock.tokenizer.vocab_size)
+                lock = parse(DataLoaderConfig, values, ("data_loader",)).lock()
+            ids = 0 if lock is None else lock.tokenizer.vocab_size
+            if begins and (begun := begun_model(values, ids)) is not None:
+                model = overlaid(begun.fields, given)
+            values.data["model"] = {"vocab_size": ids} | model if ids else model
         config = parse(cls, values)
+        if begun is not None:
+            begun.refuse_contradictions(config.model, given, values.where)
         _refuse_two_choices(config, values)
         if lock is not None and config.model.vocab_size < lock.tokenizer.vocab_size:
             raise UsageError(
@@ -326,7 +334,7 @@ class RunConfig(Config):
             self.model,
             self.train_module,
             machine,
-            sequence_lengths=Lock.read(self.data_loader.mixture).sequence_lengths,
+            sequence_lengths=self.data_loader.lock().sequence_lengths,
             micro_batches=self.micro_batches,
         )
         return replace(self, train_module=module, parallel=None), why
@@ -369,28 +377,9 @@ class RunConfig(Config):
             chosen=chosen,
         )
 
-    def lock_digest(self) -> str:
-        """Return the digest of the mixture lock, as this rank reads it.
-
-        Raises:
-            InputError, ValidationError: the lock is missing or damaged.
-        """
-        return Lock.read(self.data_loader.mixture).digest
-
     def as_dict(self) -> JsonObject:
         """Return plain JSON values; reading them back gives the same configuration."""
         return as_dict(self)
-
-
-def _fill_in(model: JsonObject, values: Values, lock: Lock | None) -> None:
-    """Put the fields that follow from `load_path` beside those that the user wrote."""
-    trainer = parse(TrainerConfig, values, ("trainer",))
-    ids = 0 if lock is None else lock.tokenizer.vocab_size
-    derived = derive_model(values, trainer.load_policy(), trainer.save_folder, ids)
-    if derived is not None:
-        refuse_contradictions(model, derived, values)
-        given = {**model}
-        model.update(overlaid(derived.fields, given))
 
 
 def _refuse_two_choices(config: RunConfig, values: Values) -> None:
@@ -405,8 +394,8 @@ def _refuse_two_choices(config: RunConfig, values: Values) -> None:
             )
 
 
-class Derived(NamedTuple):
-    """The fields of a shape, and the format of the model that has it.
+class Begun(NamedTuple):
+    """The fields of a shape that follow from `load_path`, and the format of the model there.
 
     Attributes:
         dense: shape of the weights, where `load_upcycle` makes experts of them.
@@ -416,23 +405,50 @@ class Derived(NamedTuple):
     fields: JsonObject
     dense: DecoderConfig | None = None
 
+    def refuse_contradictions(
+        self, config: DecoderConfig, given: JsonObject, where: Callable[[KeyPath], str]
+    ) -> None:
+        """Refuse fields of `model` that are not those of the weights.
 
-def derive_model(values: Values, policy: LoadPolicy, save_folder: str, ids: int) -> Derived | None:
+        Args:
+            config: what came of these fields and the given ones.
+            given: what the user wrote, presets filled in.
+            where: place of a field.
+
+        Raises:
+            UsageError: a field has another value; names it.
+        """
+        config = self.format.canonical(config)
+        if self.dense is not None:
+            refuse_unequal(self.dense, config)
+        ours, theirs = by_name(as_dict(config)), by_name(self.fields)
+        for name, value in by_name(given).items():
+            if name in theirs.keys() - {*self.format.free} and ours.get(name) != theirs[name]:
+                raise UsageError(
+                    f"model.{name} is {theirs[name]} in the weights of trainer.load_path, not "
+                    f"{value}",
+                    where=where(("model", *name.split("."))),
+                    fix="leave it out: it follows from their config.json",
+                )
+
+
+def begun_model(values: Values, ids: int) -> Begun | None:
     """Return the fields of `model` that follow from `load_path`; None: there is nothing such.
 
     An address of the hub in `values` becomes that of a commit.
 
     Args:
         values: of the whole configuration.
-        policy: where the run begins.
-        save_folder: of the run.
         ids: that the data may hold; 0: not known.
 
     Raises:
         InputError: our decoder cannot be that model, or there is none.
-        UsageError: the vocabulary is too small; or `load_vocabulary` is for such models only.
+        UsageError: the vocabulary is too small; `load_vocabulary` is for such models only; or the
+            model to train is of a class of one's own.
         StorageError: the hub cannot be reached.
     """
+    trainer = parse(TrainerConfig, values, ("trainer",))
+    policy = trainer.load_policy()
     known = None if policy.path is None else format_of(policy.path)
     if policy.path is None or known is None:
         if policy.vocabulary != "keep":
@@ -442,95 +458,31 @@ def derive_model(values: Values, policy: LoadPolicy, save_folder: str, ids: int)
                 fix="leave it out",
             )
         return None
-    begun = _begun(save_folder)
-    if begun is not None:
-        path = begun.get("trainer", {}).get("load_path")
-        if isinstance(path, str) and all(map(known.may_change, (policy.path, path))):
-            values.data["trainer"]["load_path"] = path
-        model: JsonObject = {**begun["model"]}
-        attention = {**model.get("attention", {})}
-        attention.pop("backend", None)  # that of the device it ran on
-        return Derived(known, {**model, "attention": attention})
-    place = known.pinned(policy.path)
-    if known.may_change(place):
-        values.data["trainer"]["load_path"] = place
-    opened = known.open(place)
-    shape: JsonObject = as_dict(opened.config)
-    shape["vocab_size"] = size = opened.vocabulary_size(ids, policy.vocabulary)
-    if not policy.upcycle:
-        return Derived(known, shape)
-    dense = replace(opened.config, vocab_size=size)
-    return Derived(known, {**shape, "feed_forward": begun_feed_forward(dense)}, dense)
-
-
-def named_shape(model: JsonObject, values: Values) -> JsonObject:
-    """Return the fields that `preset` or `depth` stands for, and take it out of `model`.
-
-    Raises:
-        UsageError: both are given, or one has no meaning.
-    """
-    given = [name for name in ("preset", "depth") if name in model]
-    if len(given) == 2:
-        raise UsageError(
-            "model.preset and model.depth each give the shape",
-            where=values.where(("model", "depth")),
-            fix="remove one of the two",
-        )
-    if not given:
-        return {}
-    where = values.where(("model", given[0]))
-    value = model.pop(given[0])
-    try:
-        if given[0] == "preset":
-            shape = preset_fields(str(value))
-        elif isinstance(value, int) and not isinstance(value, bool):
-            shape = depth_fields(value)
-        else:
-            raise UsageError(f"model.depth is an integer, not {value!r}")
-    except UsageError as error:
-        raise UsageError(error.what, where=where, fix=error.fix) from error
-    if (named := by_name(shape)).keys() <= by_name(model).keys():
-        raise UsageError(
-            f"model.{given[0]} has no effect: {', '.join(named)} are all given beside it",
-            where=where,
-            why="fields of model override those of the shape that it names",
-            fix="leave it out, or the fields",
-        )
-    return shape
-
-
-def refuse_contradictions(given: JsonObject, found: Derived, values: Values) -> None:
-    """Refuse fields of `model` that are not those of the weights.
-
-    Args:
-        given: what the user wrote, presets filled in.
-        found: of `derive_model`.
-
-    Raises:
-        UsageError: a field has another value; names it.
-    """
-    if "name" in given:
+    if "name" in (values.data.get("model") or {}):
         raise UsageError(
             "a class of your own cannot begin with a model of transformers",
             where=values.where(("model", "name")),
             fix="leave it out",
         )
-    known, derived, dense = found
-    merged = Values({"model": overlaid(derived, given)}, file=values.file)
-    config = parse(DecoderConfig, merged, ("model",))
-    if dense is not None:
-        refuse_unequal(dense, known.canonical(config))
-    same, theirs = by_name(as_dict(known.canonical(config))), by_name(derived)
-    for name, value in by_name(given).items():
-        if name not in known.free and name in theirs and same.get(name) != theirs[name]:
-            raise UsageError(
-                f"model.{name} is {theirs[name]} in the weights of trainer.load_path, not {value}",
-                where=values.where(("model", *name.split("."))),
-                fix="leave it out: it follows from their config.json",
-            )
+    if (saved := _saved(trainer.save_folder)) is not None:
+        path = saved.get("trainer", {}).get("load_path")
+        if isinstance(path, str) and all(map(known.may_change, (policy.path, path))):
+            values.data["trainer"]["load_path"] = path
+        attention = {**saved["model"].get("attention", {})}
+        attention.pop("backend", None)  # that of the device it ran on
+        return Begun(known, {**saved["model"], "attention": attention})
+    place = known.pinned(policy.path)
+    if known.may_change(place):
+        values.data["trainer"]["load_path"] = place
+    opened = known.open(place)
+    dense = replace(opened.config, vocab_size=opened.vocabulary_size(ids, policy.vocabulary))
+    if policy.upcycle:
+        experts = {"feed_forward": begun_feed_forward(dense)}
+        return Begun(known, as_dict(dense) | experts, dense)
+    return Begun(known, as_dict(dense))
 
 
-def _begun(save_folder: str) -> JsonObject | None:
+def _saved(save_folder: str) -> JsonObject | None:
     """Return the configuration in the newest checkpoint that has one, None without a checkpoint."""
     for name in candidates(save_folder):
         store = Store(save_folder).child(name)
@@ -559,7 +511,7 @@ def config_diff(run: str, config: RunConfig) -> list[str]:
     here = Capability.of(local_device())
     path = Path(run) / CONFIG if Path(run).is_dir() else Path(run)
     try:
-        saved = decode(read_regular(path))
+        saved = decode_object(read_regular(path))
     except OSError as error:
         raise InputError(
             f"no saved configuration: {error.strerror}",
@@ -567,9 +519,9 @@ def config_diff(run: str, config: RunConfig) -> list[str]:
             fix=nearest(run, f"give the folder of a run or of a checkpoint; it holds {CONFIG}"),
         ) from error
     except ValueError as error:
-        raise ValidationError("the saved configuration is not JSON", where=str(path)) from error
-    if not isinstance(saved, dict):
-        raise ValidationError("the saved configuration is not JSON object", where=str(path))
+        raise ValidationError(
+            "the saved configuration is no JSON object", where=str(path)
+        ) from error
     try:
         if isinstance(saved.get("model"), dict):
             saved["model"] = from_flat(saved["model"])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support.callbacks_elsewhere import GUIDE, HOOKS, MADE, NEEDED, OPTIONS, RESEARCHERS
 
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.config import CallbacksConfig
 from olm_train.run.command import FLAGS

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,17 @@ import yaml
 from jsonschema import Draft202012Validator
 from support.pages import REPOSITORY
 
-from olm_data.config.schema import schema_of
-from olm_data.mixture.schema import PATH as MIXTURE
+from olm_data.mixture.manifest import SCHEMA as MIXTURE
 from olm_train.extensions.ladder.config import LadderConfig
 from olm_train.extensions.launch.config import LaunchConfig
-from olm_train.run.reference import PATH as TRAINING
+from olm_train.run.command import SCHEMA as TRAINING
 
 SCHEMAS = {
     "mix.yaml": MIXTURE,
     "train.yaml": TRAINING,
     "recipe.yaml": REPOSITORY / "olm_data" / "tokenization" / "recipe.schema.json",
 }
+schema_of = runpy.run_path(str(REPOSITORY / "docs" / "schemas.py"))["schema_of"]
 OTHERS = [schema_of(LadderConfig, "ladder.yaml"), schema_of(LaunchConfig, "launch.yaml")]
 BLOCK = re.compile(r"(?:<!-- part of (\S+) -->\n)? *```yaml\n(.*?)^ *```$", re.M | re.S)
 WRITTEN = re.compile(r"^ *cat > \S+\.yaml <<'?(\w+)'?\n(.*?)^ *\1$", re.M | re.S)

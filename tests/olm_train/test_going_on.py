@@ -14,8 +14,7 @@ from support.own_parts import PlainSGDConfig
 from torch import Tensor, nn
 
 from olm_data.bounded_json import JsonObject
-from olm_data.config.convert import parse
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict, parse
 from olm_data.config.values import Values
 from olm_data.errors import UsageError
 from olm_train import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.own_parts import PlainSGDConfig, SpikyLoss, StairsConfig
 
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict
 from olm_data.errors import UsageError
 from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import TensorParallelConfig

@@ -25,7 +25,7 @@ from olm_data.config.strict_yaml import scalar
 from olm_data.config.values import KeyPath, Values
 from olm_data.counts import parse_count
 from olm_data.errors import UsageError, printable, quoted
-from olm_data.mixture.schema import PATH
+from olm_data.mixture.manifest import SCHEMA
 from olm_data.storage.objects import WRITABLE, scheme_of
 from olm_data.storage.store import is_remote
 
@@ -236,7 +236,7 @@ def manifest_text(
             fix="--tokens 100B, or add requested_tokens to an OLMo-core file",
         )
     lines = [
-        modeline(PATH, folder),
+        modeline(SCHEMA, folder),
         f"# made by olm-data import from {printable(origin)}",
         "version: 1",
     ]

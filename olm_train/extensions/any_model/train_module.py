@@ -25,6 +25,7 @@ from olm_data.errors import UsageError
 from olm_data.run_log.metric_names import CE_LOSS, INSTANCES, TOKENS
 from olm_train.data.batch import Batch, batch_words
 from olm_train.distributed.world import World
+from olm_train.extensions.any_model.wrapping import units
 from olm_train.gradient_step import Counted, GradientStep, MicroLoss
 from olm_train.loss_context import LossTerms
 from olm_train.model.loss import count_valid
@@ -34,7 +35,6 @@ from olm_train.optim.schedule_base import Schedule
 from olm_train.optim.state import class_name, make_room, state_of
 from olm_train.parallel.apply import reshard, spread
 from olm_train.parallel.config import DTYPES, DataParallelConfig, DataParallelType
-from olm_train.parallel.wrapping import units
 from olm_train.stability.gate import FiniteGate, NonFinite
 
 Loss = Callable[..., Tensor]
@@ -62,7 +62,7 @@ class BasicTrainModule(GradientStep):
         dp_config: how ranks share the weights; `param_dtype: bfloat16` is autocast, weights stay as
             they are.
         wrap_classes, min_num_params: fsdp, hsdp: what is gathered and freed as a whole, see
-            `parallel.wrapping.units`.
+            `wrapping.units`.
         non_finite: what happens where loss or gradient norm is NaN or infinite.
         seed: of the random numbers of the forward pass, those of torch.
 

@@ -22,6 +22,7 @@ from olm_train.distributed.world import World
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.sharding import Need, need_of_decoder
 from olm_train.extensions.any_model.train_module import BasicTrainModule, Loss, refuse_unfit
+from olm_train.extensions.any_model.wrapping import units
 from olm_train.extensions.auto.loader import micro_batches
 from olm_train.extensions.auto.strategy import Choice, DeviceConfig, Preset
 from olm_train.model.config import DecoderConfig
@@ -33,7 +34,6 @@ from olm_train.optim.given import OptimizerLike, given_optim
 from olm_train.optim.schedule_base import Schedule
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import DataParallelConfig
-from olm_train.parallel.wrapping import units
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_base import TrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
@@ -151,7 +151,7 @@ def need_of_any(
     """Return the need of any model but for activations, divided by `KNOWN`.
 
     Args:
-        units: what is gathered as a whole, see `parallel.wrapping.units`.
+        units: what is gathered as a whole, see `wrapping.units`.
     """
     weights = _bytes(model)
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)

@@ -28,8 +28,8 @@ from olm_train.callbacks.base import Callback
 from olm_train.callbacks.evaluations import Evaluations, evaluated
 from olm_train.checkpoint.merged import Merge
 from olm_train.checkpoint.state import flatten
+from olm_train.extensions.averaging.weighting import RunningMean, Weighting, fraction, is_averaged
 from olm_train.model.shards import local_part
-from olm_train.optim.averaging import RunningMean, Weighting, fraction, is_averaged
 from olm_train.train_module_base import TrainModule
 
 Suffix = Annotated[

@@ -17,9 +17,9 @@ from olm_data.printing import emit
 
 with needs("merging checkpoints"):
     from olm_train.checkpoint.load import find_checkpoint
-    from olm_train.checkpoint.merged import merge_checkpoints
     from olm_train.distributed.world import World
-    from olm_train.optim.averaging import Weighting
+    from olm_train.extensions.averaging.merge import merge_checkpoints
+    from olm_train.extensions.averaging.weighting import Weighting
 
 
 def parse_weights(text: str) -> Weighting | Sequence[float]:

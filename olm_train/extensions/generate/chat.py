@@ -11,7 +11,6 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -23,7 +22,7 @@ from olm_data.extras import needs
 with needs("talking to a model"):
     from olm_train.extensions.generate.command import checked, sampling_of, sampling_options
     from olm_train.extensions.generate.engine import Request
-    from olm_train.extensions.generate.loaded import LoadedModel
+    from olm_train.extensions.generate.loaded import LoadedModel, of_model
     from olm_train.extensions.generate.sampling import Sampling
     from olm_train.extensions.generate.template import ChatTemplate, Message
 
@@ -142,27 +141,17 @@ def _lines() -> Iterator[str]:
 
 
 @click.command(cls=Command)
-@click.argument("model")
-@click.option("--checkpoint", default="latest", show_default=True, help="A step or folder name.")
-@click.option(
-    "--template",
-    type=click.Path(path_type=Path),
-    help="Jinja file that makes prompts of conversations, as transformers has them; without: that "
-    "of the model, or lines that begin with User: and Assistant:.",
-)
+@of_model
 @click.option("--system", default="", help="Said before all turns.")
 @click.option("--max-new-tokens", type=Count(1), default=256, show_default=True)
 @sampling_options
 @click.option("--stop", multiple=True, help="An answer ends before this; may be given again.")
-@click.option("--trust", is_flag=True, help="Import classes that a saved model names: I trust it.")
 def main(
-    model: str,
-    checkpoint: str,
-    template: Path | None,
+    loaded: LoadedModel,
+    template: ChatTemplate,
     system: str,
     max_new_tokens: int,
     stop: tuple[str, ...],
-    trust: bool,
     **options: Any,
 ) -> None:
     """Talk with a model in the terminal; answers come as they are written.
@@ -175,13 +164,10 @@ def main(
     on plain text only goes on with the text; that is no answer. For trying a model out: to serve
     one, export it and take a server made for that.
     """
-    sampling = sampling_of(options)
-
-    loaded = LoadedModel.open(model, checkpoint, trust=trust)
     chat = Chat(
         loaded,
-        loaded.template(template),
-        sampling,
+        template,
+        sampling_of(options),
         system=system,
         stop=stop,
         max_new_tokens=max_new_tokens,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import click
 import torch
 
 from olm_data.command import say
@@ -182,3 +183,27 @@ class PromptIds:
                 f"a prompt holds the id {max(ids):,}, and the model knows only {self.vocab_size:,}",
                 where=self.where,
             )
+
+
+def of_model(command: Callable[..., None]) -> Callable[..., None]:
+    """Add MODEL and how it is opened to a command, which gets the model and its chat template."""
+
+    @click.argument("model")
+    @click.option(
+        "--checkpoint", default="latest", show_default=True, help="A step or folder name."
+    )
+    @click.option(
+        "--template",
+        type=click.Path(path_type=Path),
+        help="Jinja file that makes prompts of conversations, as transformers has them; without: "
+        "that of the model, or lines that begin with User: and Assistant:.",
+    )
+    @click.option(
+        "--trust", is_flag=True, help="Import classes that a saved model names: I trust it."
+    )
+    @wraps(command)
+    def opened(model: str, checkpoint: str, template: Path | None, trust: bool, **own: Any) -> None:
+        loaded = LoadedModel.open(model, checkpoint, trust=trust)
+        command(loaded, loaded.template(template), **own)
+
+    return opened

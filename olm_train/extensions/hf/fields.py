@@ -21,12 +21,13 @@ from typing import Any
 import msgspec
 
 from olm_data.bounded_json import JsonObject
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict
 from olm_data.config.values import put
 from olm_data.decoding import convert
 from olm_data.errors import printable
-from olm_train.model.config import DecoderConfig, by_name
+from olm_train.model.config import DecoderConfig
 from olm_train.model.mixture import MixtureConfig
+from olm_train.model.presets import by_name
 
 Json = Mapping[str, object]
 """The content of a config.json."""

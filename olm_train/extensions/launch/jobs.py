@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict
 from olm_data.errors import UsageError
 from olm_train.distributed.preempt import REQUEUE_EXIT_CODE
 from olm_train.extensions.launch.config import LaunchConfig

@@ -21,7 +21,7 @@ from olm_data.config.schema import modeline
 from olm_data.counts import counted
 from olm_data.errors import ConflictError, InputError, UsageError, suggest
 from olm_data.extras import needs
-from olm_data.mixture.schema import PATH as MIXTURE
+from olm_data.mixture.manifest import SCHEMA as MIXTURE
 from olm_data.printing import emit
 from olm_data.sources.formats import KNOWN, TEXT_PER_COMPRESSED_BYTE, codec_of, format_of
 
@@ -29,7 +29,7 @@ with needs("planning a model"):
     from olm_train.estimate.gpus import gpu_named
     from olm_train.extensions.new.plan import Plan, plan
     from olm_train.model.presets import PRESETS
-    from olm_train.run.reference import PATH as TRAINING
+    from olm_train.run.command import SCHEMA as TRAINING
 
 ALSO = {"gpt2-124m": "gpt2-small", "gpt2-355m": "gpt2-medium"}
 """Other names of presets that people type."""

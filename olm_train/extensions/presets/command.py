@@ -18,7 +18,7 @@ with needs("planning a model"):
     from olm_train.estimate.gpus import Gpu, gpu_named
     from olm_train.extensions.presets.recipe import Recipe, recipe
     from olm_train.model.presets import PRESETS
-    from olm_train.run.reference import PATH
+    from olm_train.run.command import SCHEMA
 
 HEAD = ("preset", "GPUs", "weights", "recomputed", "loss", "micro-batch", "GB")
 RECOMPUTED = {"none": "nothing", "selected_ops": "selected ops", "full": "blocks"}
@@ -56,7 +56,7 @@ def text_of(recipe: Recipe) -> str:
     tokens = recipe.gpus * recipe.module.rank_microbatch_size
     size = f"global_batch_size: {tokens:_}" + (" or a multiple of it" * recipe.accumulates)
     return (
-        f"{modeline(PATH)}\n# {recipe.gpus} x {recipe.gpu.name}: {recipe.memory / 1e9:.3g} of "
+        f"{modeline(SCHEMA)}\n# {recipe.gpus} x {recipe.gpu.name}: {recipe.memory / 1e9:.3g} of "
         f"{recipe.gpu.budget / 1e9:.3g} GB by the estimate; rows of {recipe.sequence_length:_} "
         f"tokens\n# torchrun --nnodes={recipe.nodes} "
         f"--nproc-per-node={recipe.gpus // recipe.nodes} -m olm_train.run train.yaml\n"

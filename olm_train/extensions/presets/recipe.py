@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from olm_data.bounded_json import JsonObject
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict
 from olm_train.estimate.gpus import Gpu
 from olm_train.estimate.memory import TrainingTensors, memory_of_step
 from olm_train.estimate.sharding import Machine, candidates

@@ -19,7 +19,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
@@ -33,7 +32,7 @@ from olm_data.loopback import MISDIRECTED, LoopbackHandler, LoopbackServer
 
 with needs("serving a model"):
     from olm_train.extensions.generate.engine import MAX_ROWS
-    from olm_train.extensions.generate.loaded import LoadedModel
+    from olm_train.extensions.generate.loaded import LoadedModel, of_model
     from olm_train.extensions.generate.template import ChatTemplate
     from olm_train.extensions.serve.protocol import (
         Body,
@@ -254,29 +253,14 @@ def _error(kind: str, message: str, param: str | None = None) -> JsonObject:
 
 
 @click.command(cls=Command)
-@click.argument("model")
-@click.option("--checkpoint", default="latest", show_default=True, help="A step or folder name.")
+@of_model
 @click.option(
     "--port", type=Count(0, 65535), default=8000, show_default=True, help="0: a free one."
 )
 @click.option(
-    "--template",
-    type=click.Path(path_type=Path),
-    help="Jinja file that makes prompts of conversations, as transformers has them; without: that "
-    "of the model, or lines that begin with User: and Assistant:.",
-)
-@click.option(
     "--batch", type=Count(1), default=MAX_ROWS, show_default=True, help="Texts at a time."
 )
-@click.option("--trust", is_flag=True, help="Import classes that a saved model names: I trust it.")
-def main(
-    model: str,
-    checkpoint: str,
-    port: int,
-    template: Path | None,
-    batch: int,
-    trust: bool,
-) -> None:
+def main(loaded: LoadedModel, talk: ChatTemplate, port: int, batch: int) -> None:
     """Answer on this machine as OpenAI's API does, with a model of yours.
 
     \b
@@ -288,8 +272,6 @@ def main(
     server made for that, such as vLLM. Ctrl-C or SIGTERM ends it. From another machine:
     ssh -L 8000:127.0.0.1:8000 HOST
     """
-    loaded = LoadedModel.open(model, checkpoint, trust=trust)
-    talk = loaded.template(template)
     worker = Worker(loaded.engine(batch))
     # The worker ends first: who waits for a text is told, and the server lets it be said.
     with Server(loaded, talk, worker, loaded.found.name, port) as server, worker:

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from olm_data.config import strict_yaml
-from olm_data.config.convert import Config, parse
-from olm_data.config.dump import as_dict, differences
+from olm_data.config.convert import Config, as_dict, parse
 from olm_data.config.hints import FilePath, Reader
-from olm_data.config.values import KeyPath, Values, dotted
+from olm_data.config.values import KeyPath, Values, differences, dotted
 from olm_data.errors import UsageError
 
 

@@ -12,13 +12,13 @@ from support.model_options import CONFIG, OPTIONS, PADDED
 from support.runs import build_trainer, config_values, write_config
 from support.seal import seal
 
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict
 from olm_data.config.values import Values
 from olm_data.errors import UsageError, ValidationError
-from olm_train.model.config import PARTS
 from olm_train.model.decoder import Decoder
 from olm_train.model.flat_form import FLAT, from_flat, refuse_flat
 from olm_train.model.load import load_saved, parse_model
+from olm_train.model.presets import PARTS
 from olm_train.run.command import main, print_config
 
 RECORDED = json.loads(Path(__file__).with_name("flat_shapes.json").read_bytes())

@@ -10,7 +10,7 @@ import torch
 from support.auto_runs import decoder
 from torch import nn
 
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict
 from olm_data.errors import UsageError
 from olm_train.optim.given import built, given_optim, names_of
 

@@ -150,10 +150,10 @@ def saved(tensors: dict[str, dict[str, torch.Tensor]], folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("extra", "left_out", "message"),
     [
-        ({"optim": "x.new"}, None, "nothing here takes optim.x.new"),
-        ({"model": "blocks.9.w"}, None, "nothing here takes model.blocks.9.w"),
-        ({}, "optim", "it lacks"),
-        ({}, "model", "it lacks"),
+        ({"optim": "x.new"}, None, "unexpected optim.x.new"),
+        ({"model": "blocks.9.w"}, None, "unexpected model.blocks.9.w"),
+        ({}, "optim", "missing"),
+        ({}, "model", "missing"),
     ],
 )
 def test_a_tensor_too_many_or_too_few_is_named(

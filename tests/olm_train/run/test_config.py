@@ -11,8 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 from support.runs import config_values
 
-from olm_data.config.convert import parse, rest_of
-from olm_data.config.dump import as_dict
+from olm_data.config.convert import as_dict, parse, rest_of
 from olm_data.config.values import KeyPath, Values, dotted
 from olm_data.errors import UsageError
 from olm_train.run.config import RunConfig

@@ -29,8 +29,8 @@ from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
 from olm_train.model.load import load_saved
+from olm_train.run.command import SCHEMA
 from olm_train.run.config import RunConfig
-from olm_train.run.reference import written
 from olm_train.trainer import Trainer
 
 OWN = "support.own_parts:"
@@ -43,7 +43,7 @@ def read(mixture: Path, folder: Path, feed_forward: Any) -> RunConfig:
     file = folder / "train.yaml"
     file.write_text(yaml.safe_dump(values))
     found = Values.read(file)
-    check_names(written(), found)
+    check_names(json.loads(SCHEMA.read_bytes()), found)
     return RunConfig.resolve(found)
 
 

@@ -28,8 +28,8 @@ from olm_train.distributed.world import World
 from olm_train.extensions.generate.command import main as generate
 from olm_train.extensions.hf_export.command import main as export
 from olm_train.model.load import load_saved
+from olm_train.run.command import SCHEMA
 from olm_train.run.config import RunConfig, config_diff
-from olm_train.run.reference import written
 from olm_train.trainer import Trainer
 
 OWN = "support.own_parts:"
@@ -59,7 +59,7 @@ def write(mixture: Path, folder: Path, **changes: Any) -> Path:
 def read(file: Path, *options: str) -> RunConfig:
     values = Values.read(file)
     values.override_all(options)
-    check_names(written(), values)
+    check_names(json.loads(SCHEMA.read_bytes()), values)
     return RunConfig.resolve(values)
 
 

@@ -9,9 +9,9 @@ from typing import Any, get_args, get_type_hints
 
 from olm_data.config.convert import rest_of
 from olm_data.config.docs import attributes
-from olm_data.config.reference import refresh
 from olm_train.run.config import RunConfig
-from olm_train.run.reference import PAGE, main
+
+PAGE = "docs/reference/train-config.md"
 
 
 def configs(config: Any) -> set[Any]:
@@ -25,11 +25,6 @@ def configs(config: Any) -> set[Any]:
             if is_dataclass(kind) and kind not in found:
                 found |= configs(kind)
     return found
-
-
-def test_the_page_is_what_the_dataclasses_say(repository: Path) -> None:
-    page = (repository / PAGE).read_text()
-    assert refresh(page, RunConfig) == page, "stale: run `python -m olm_train.run.reference`"
 
 
 def test_every_field_has_its_line_and_its_text(repository: Path) -> None:
@@ -51,11 +46,3 @@ def test_each_section_of_the_configuration_has_its_table(repository: Path) -> No
     tables = set(re.findall(r"<!-- fields of (\w+) -->", page))
     hints = get_type_hints(RunConfig)
     assert tables == {"run", *(name for name, hint in hints.items() if is_dataclass(hint))}
-
-
-def test_what_is_written_by_hand_stays(repository: Path, tmp_path: Path) -> None:
-    page = (repository / PAGE).read_text()
-    damaged = re.sub(r"\| `seed`.*\n", "| `seed` | old |\n", page.replace("# Tr", "By hand. # Tr"))
-    (tmp_path / "page.md").write_text(damaged)
-    main([str(tmp_path / "page.md")])
-    assert (tmp_path / "page.md").read_text() == page.replace("# Tr", "By hand. # Tr")

@@ -22,7 +22,7 @@ from olm_data.extensions.importing.mixtures import (
     import_command,
 )
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.schema import PATH
+from olm_data.mixture.manifest import SCHEMA
 
 
 def test_the_command_writes_a_manifest_once_and_says_what_to_import(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_the_command_writes_a_manifest_once_and_says_what_to_import(tmp_path: Pa
     done = CliRunner().invoke(cli, arguments, standalone_mode=False)
     assert (tmp_path / "manifest.yaml").read_text() == printed.stdout
     named = printed.stdout.splitlines()[0].removeprefix("# yaml-language-server: $schema=")
-    assert (tmp_path / named).resolve() == PATH
+    assert (tmp_path / named).resolve() == SCHEMA
     assert "olm-data import does not take weka://bucket/reddit/**/*.npy" in done.stderr
     assert "olm-data import /data/web/part-0.npy --tokenizer TOKENIZER --dtype DTYPE" in done.stderr
     again = CliRunner().invoke(cli, arguments, standalone_mode=False)

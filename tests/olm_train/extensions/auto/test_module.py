@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 import olm_train
 from olm_data.errors import UsageError
 from olm_train.extensions.any_model.train_module import BasicTrainModule
+from olm_train.extensions.any_model.wrapping import units
 from olm_train.extensions.auto.module import (
     KNOWN,
     UNIT,
@@ -28,7 +29,6 @@ from olm_train.extensions.auto.module import (
 )
 from olm_train.extensions.auto.strategy import DeviceConfig
 from olm_train.parallel.config import DataParallelConfig, DataParallelType
-from olm_train.parallel.wrapping import units
 from olm_train.train_module import TransformerTrainModule
 
 

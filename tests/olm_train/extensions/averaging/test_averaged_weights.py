@@ -20,7 +20,7 @@ from olm_train.extensions.averaging.callbacks import (
     in_place_of_weights,
     weights_of,
 )
-from olm_train.optim.averaging import RunningMean
+from olm_train.extensions.averaging.weighting import RunningMean
 from olm_train.stability.report import NonFiniteError
 from olm_train.trainer import Trainer
 

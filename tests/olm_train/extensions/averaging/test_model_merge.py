@@ -17,7 +17,7 @@ from olm_train.checkpoint.manager import CheckpointManager
 from olm_train.checkpoint.merged import merge_of
 from olm_train.distributed.world import World
 from olm_train.extensions.averaging.callbacks import ModelMergeCallback
-from olm_train.optim.averaging import Weighting, shares
+from olm_train.extensions.averaging.weighting import Weighting, shares
 from olm_train.trainer import Trainer
 
 OFF = "--trainer.callbacks.lm_evaluator.enabled=false"

@@ -12,9 +12,9 @@ from support.hf_exports import OLMO2, read, receipt_of, trained
 
 from olm_data.errors import ConflictError, UsageError
 from olm_train.checkpoint.load import Checkpoint, open_checkpoint
-from olm_train.checkpoint.merged import merge_checkpoints
 from olm_train.checkpoint.portable import evaluation_model
 from olm_train.distributed.world import World
+from olm_train.extensions.averaging.merge import merge_checkpoints
 from olm_train.extensions.hf_export import verify
 from olm_train.extensions.hf_export.export import export
 from olm_train.extensions.hf_export.job import Options

@@ -10,9 +10,9 @@ from support.runs import group_world
 from torch import nn
 
 from olm_data.errors import UsageError
+from olm_train.extensions.any_model.wrapping import units
 from olm_train.parallel.apply import spread
 from olm_train.parallel.config import DataParallelConfig
-from olm_train.parallel.wrapping import units
 
 
 def model() -> nn.Sequential:

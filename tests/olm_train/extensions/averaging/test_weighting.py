@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olm_data.errors import UsageError
-from olm_train.optim import averaging
-from olm_train.optim.averaging import (
+from olm_train.extensions.averaging.weighting import (
     RunningMean,
     Weighting,
     fraction,
     shares,
     shares_of_factors,
 )
+from olm_train.optim import averaging
 
 WEIGHTINGS: tuple[Weighting, ...] = ("uniform", "linear", "decay")
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import runpy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 from msgspec import Meta
+from support.pages import REPOSITORY
 
-from olm_data.config.reference import HEAD, refresh
+MADE = runpy.run_path(str(REPOSITORY / "docs" / "fields.py"))
+HEAD, refresh = MADE["HEAD"], MADE["refresh"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,12 @@ class Run:
 
 def page(name: str, table: str = "old\n") -> str:
     return f"by hand\n<!-- fields of {name} -->\n{table}<!-- end of fields -->\nmore\n"
+
+
+@pytest.mark.parametrize("place", MADE["PAGES"], ids=lambda place: place.name)
+def test_the_pages_are_what_the_configurations_say(place: Path) -> None:
+    page = place.read_text()
+    assert refresh(page, MADE["PAGES"][place]) == page, "python docs/fields.py"
 
 
 def test_a_table_has_a_line_for_each_field_and_the_rest_stays() -> None:

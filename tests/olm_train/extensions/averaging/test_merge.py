@@ -13,12 +13,13 @@ from support.runs import SIX_STEPS, build_trainer, one_step_trainer, six_steps
 from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError
 from olm_data.storage.store import Store
 from olm_train.callbacks.base import Callback
-from olm_train.checkpoint import merged as module
 from olm_train.checkpoint.load import Checkpoint, open_checkpoint
 from olm_train.checkpoint.manifest import FileEntry, Manifest
-from olm_train.checkpoint.merged import Merge, folder_of_paths, merge_checkpoints, merge_of
+from olm_train.checkpoint.merged import Merge, folder_of_paths, merge_of
 from olm_train.distributed.world import World
-from olm_train.optim.averaging import Weighting, shares
+from olm_train.extensions.averaging import merge as module
+from olm_train.extensions.averaging.merge import merge_checkpoints
+from olm_train.extensions.averaging.weighting import Weighting, shares
 
 
 @pytest.fixture(scope="module")

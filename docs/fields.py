@@ -1,6 +1,8 @@
-"""Tables of a reference page, made of a configuration: name, type, default, and what it means.
+"""Writes the tables of reference pages, made of a configuration: name, type, default, meaning.
 
-    dataclass: fields, hints, `Attributes:` --refresh--> between `<!-- fields of NAME -->` markers
+    python docs/fields.py
+
+dataclass: fields, hints, `Attributes:` --refresh--> between `<!-- fields of NAME -->` markers
 
 Everything outside of the markers is written by hand and stays as it is.
 """
@@ -18,10 +20,10 @@ from msgspec import Meta
 from olm_data.config.convert import (
     SIMPLE,
     Field,
+    as_dict,
     choices,
     describe,
     fields_of,
-    hints_of,
     is_section,
     is_union,
     kinds_of,
@@ -30,9 +32,12 @@ from olm_data.config.convert import (
     rest_of,
 )
 from olm_data.config.docs import attributes, parts_by_name, summary_of
-from olm_data.config.dump import as_dict
-from olm_data.config.hints import FilePath, Reader, bounds
+from olm_data.config.hints import Reader, bounds
+from olm_data.tokenization.recipe import Recipe
+from olm_train.run.config import RunConfig
 
+_FOLDER = Path(__file__).with_name("reference")
+PAGES = {_FOLDER / "train-config.md": RunConfig, _FOLDER / "recipe.md": Recipe}
 HEAD = "| field | type | default | meaning |\n|---|---|---|---|\n"
 REST = "run"
 """Name of the table of the fields that are no sections."""
@@ -56,12 +61,11 @@ def refresh(page: str, config: Any) -> str:
         KeyError: a marker names a section that the configuration does not have.
     """
     tables: dict[str, list[str]] = {REST: []}
-    for field in fields_of(config):
-        hint = hints_of(config)[field.name]
-        if is_section(plain(hint)[0]):
-            tables[field.name] = list(_lines(plain(hint)[0], f"{field.name}."))
+    for name, field in fields_of(config).items():
+        if is_section(kind := plain(field.hint)[0]):
+            tables[name] = list(_lines(kind, f"{name}."))
         else:
-            tables[REST].append(_line(field.name, _row(config, field, hint)))
+            tables[REST].append(_line(name, _row(config, name)))
 
     def table(match: re.Match[str]) -> str:
         return match[1] + HEAD + "".join(tables[match[2]]) + match[3]
@@ -70,16 +74,16 @@ def refresh(page: str, config: Any) -> str:
 
 
 def _lines(config: Any, prefix: str) -> Iterator[str]:
-    for field in fields_of(config):
-        hint, name = hints_of(config)[field.name], prefix + field.name
-        if field.name == rest_of(config):
+    for key, field in fields_of(config).items():
+        hint, name = field.hint, prefix + key
+        if key == rest_of(config):
             for own, kind in parts_by_name(hint).items():
                 yield _line(f"{prefix}{own}", Row(_type(kind | None), "null", summary_of(kind)))
                 yield from _lines(kind, f"{prefix}{own}.")
-            meaning = attributes(config).get(field.name, "")
+            meaning = attributes(config).get(key, "")
             yield _line(f"{prefix}NAME", Row("mapping with `name: module:Class`", "-", meaning))
             continue
-        sections, row = _sections(hint), _row(config, field, hint)
+        sections, row = _sections(hint), _row(config, key)
         if len(sections) > 1:
             yield from _variants(sections, f"{name}.", field, row.meaning)
             continue
@@ -99,13 +103,11 @@ def _variants(kinds: list[Any], prefix: str, field: Field, meaning: str) -> Iter
     which = ", ".join(f"`{name}`" for name in names)
     yield _line(f"{prefix}name", Row(which, usual, f"which: {meaning}"))
     found: dict[str, dict[Row, list[str]]] = {}
-    fields: dict[str, tuple[Field, Any]] = {}
+    fields: dict[str, Field] = {}
     for kind, own in zip(kinds, names, strict=True):
-        for one in fields_of(kind):
-            if one.name != "name":
-                hint = hints_of(kind)[one.name]
-                found.setdefault(one.name, {}).setdefault(_row(kind, one, hint), []).append(own)
-                fields[one.name] = one, hint
+        for name in [each for each in fields_of(kind) if each != "name"]:
+            found.setdefault(name, {}).setdefault(_row(kind, name), []).append(own)
+        fields |= fields_of(kind)
     for name, rows in found.items():
         for row, owners in rows.items():
             whose = ", ".join(f"`{owner}`" for owner in owners)
@@ -113,12 +115,11 @@ def _variants(kinds: list[Any], prefix: str, field: Field, meaning: str) -> Iter
                 whose = "not " + ", ".join(f"`{own}`" for own in names if own not in owners)
             note = "" if len(owners) == len(kinds) else f"{whose}: "
             row = replace(row, meaning=note + row.meaning)
-            one, hint = fields[name]
-            if len(inner := _sections(hint)) > 1:
-                yield from _variants(inner, f"{prefix}{name}.", one, row.meaning)
+            if len(inner := _sections(fields[name].hint)) > 1:
+                yield from _variants(inner, f"{prefix}{name}.", fields[name], row.meaning)
             else:
                 yield _line(prefix + name, row)
-        if (item := _item(fields[name][1])) is not None:
+        if (item := _item(fields[name].hint)) is not None:
             yield from _lines(item, f"{prefix}{name}[].")
 
 
@@ -134,8 +135,9 @@ def _item(hint: Any) -> Any:
     return item if is_section(item) else None
 
 
-def _row(config: Any, field: Field, hint: Any) -> Row:
-    return Row(_type(hint), _default(field), attributes(config).get(field.name, ""))
+def _row(config: Any, name: str) -> Row:
+    field = fields_of(config)[name]
+    return Row(_type(field.hint), _default(field), attributes(config).get(name, ""))
 
 
 def _line(name: str, row: Row) -> str:
@@ -154,7 +156,7 @@ def _type(hint: Any) -> str:
     if is_union(kind):
         null = ["null"] if type(None) in inner else []
         return " or ".join([_type(one) for one in kinds_of(kind)] + null)
-    if kind in SIMPLE or kind in (FilePath, Any, type(None)):
+    if kind is Any or kind in SIMPLE:
         return "any" if kind is Any else re.sub("^an? ", "", describe(kind))
     if known := choices(hint):
         return ", ".join(f"`{choice}`" for choice in known)
@@ -167,7 +169,7 @@ def _type(hint: Any) -> str:
         return "list of: mapping, by its `name`" if several else f"list of: {_type(inner[0])}"
     if isinstance(name_of(kind), str):
         return f"`{name_of(kind)}`"
-    return "mapping of " + ", ".join(f"`{field.name}`" for field in fields_of(kind))
+    return "mapping of " + ", ".join(f"`{name}`" for name in fields_of(kind))
 
 
 def _default(field: Field) -> str:
@@ -179,3 +181,8 @@ def _default(field: Field) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    for page, config in PAGES.items():
+        page.write_text(refresh(page.read_text(), config))
