@@ -125,12 +125,12 @@ def ids_of(made: Ids, k: int) -> np.ndarray:
 def count_ids(made: Ids, wanted: np.ndarray) -> np.ndarray:
     """Return how many of the ids of each document are among `wanted` (uint32, ascending): int64[d].
 
-    The wanted ids are few and mostly above all others, so the first comparison is nearly always
-    all there is to do.
+    The wanted ids are few and mostly above all others, so the largest id is nearly always all there
+    is to look at.
     """
     ids, offsets = made
     counts = np.zeros(len(offsets) - 1, np.int64)
-    if len(wanted) and len(ids):
+    if len(wanted) and len(ids) and ids.max() >= wanted[0]:
         at = np.flatnonzero((ids >= wanted[0]) & (ids <= wanted[-1]))
         at = at[np.isin(ids[at], wanted)] if len(at) else at
         np.add.at(counts, np.searchsorted(offsets, at, side="right") - 1, 1)

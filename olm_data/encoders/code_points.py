@@ -71,6 +71,7 @@ class CodePoints:
             low, high = (int.from_bytes(chr(point).encode()[:2], "big") for point in stretch)
             self._lead[low >> 8 : (high >> 8) + 1] = True
             self._pair[low : high + 1] = True
+        self._least = int(self._lead.argmax())
 
     def places(self, data: np.ndarray) -> np.ndarray:
         """Return where in uint8[n], valid UTF-8, a code point of the set begins: int64[m]."""
@@ -78,7 +79,7 @@ class CodePoints:
             return np.empty(0, np.int64)
         found = [np.empty(0, np.int64)]
         for start in range(0, len(data), SCAN_BYTES):
-            leads = np.flatnonzero(data[start : start + SCAN_BYTES] >= 0xC2) + start
+            leads = np.flatnonzero(data[start : start + SCAN_BYTES] >= self._least) + start
             at = leads[self._lead[data[leads]]]
             at = at[self._pair[data[at].astype(np.uint16) << 8 | data[at + 1]]]
             if len(at):
