@@ -21,7 +21,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from itertools import chain
 from platform import machine
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 from unicodedata import unidata_version
 
 import msgspec
@@ -33,10 +33,6 @@ from olm_data.decoding import decode_typed
 from olm_data.tokenizer.definition import Form
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 from olm_data.user_cache import read_private, write_private
-
-if TYPE_CHECKING:
-    from olm_data.tokenizer.tokenizer import TokenizerSpec
-
 
 Ranges = tuple[tuple[int, int], ...]
 
