@@ -16,8 +16,9 @@ On the same text, in the same run, with the same number of processes, for parque
 * `command`: all of `olm-data tokenize`: start-up, parity gate, digests, ends, provenance, count of
   duplicates and fsync included.
 
-Byte code is cached, as after an installation, and the proof of the encoder is in the user's cache.
-With --fixed: the command alone, on 1 kB of text, for --runs runs: what it costs beside its work.
+First the command alone, on 1 kB of text: what it costs beside its work. With --fixed that is all.
+So byte code is cached, as after an installation, and the proof of the encoder is in the user's
+cache, before anything else is timed.
 
 `cpu` is user and system time of all processes, which other work on the machine changes least.
 Then, in one process and one thread, the share of each stage of the pipe.
@@ -254,8 +255,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.peers:
         raise SystemExit(driver.run_peers(args, texts_of))
+    measure_fixed(args)
     if args.fixed:
-        measure_fixed(args)
         return
     beside = DATA / "corpora" if (DATA / "corpora").is_dir() else None
     base = list(corpus(args.corpus or beside or Path(sysconfig.get_path("stdlib"))))

@@ -24,6 +24,7 @@ import msgspec
 from olm_data.counts import MAX_COUNT
 from olm_data.decoding import decode_typed
 from olm_data.errors import printable
+from olm_data.regular_files import refuse_large
 
 MAX_DEPTH = 64
 MAX_DIGITS = 20
@@ -147,6 +148,24 @@ def check(pieces: Iterable[bytes]) -> int:
                 raise MalformedJson(f"more than {MAX_DEPTH} levels of nesting")
             depth += int(levels[-1])
     return keys
+
+
+def gathered(pieces: Iterable[bytes], limit: int, where: str) -> bytes:
+    """Return a JSON text that comes in pieces; of one that begins as none does, the first is held.
+
+    Raises:
+        MalformedJson: its beginning is not within bounds, or it has a hole, as a sparse file has.
+        ValidationError: it has more than `limit` bytes.
+    """
+    parts: list[bytes] = []
+    for piece in pieces:
+        if not parts:
+            check([piece[:_SMALL]])
+        parts.append(piece)
+        refuse_large(sum(map(len, parts)), limit, where)
+        if b"\0" in piece:
+            raise MalformedJson("control bytes: this is not text")
+    return b"".join(parts)
 
 
 def _outside(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ import os
 import stat
 from typing import IO
 
-from olm_data.errors import InputError, ValidationError
+from olm_data.errors import ValidationError
 
 MAX_WHOLE = 256 << 20
 """Bytes of a file that is read or written whole where nobody knows another limit: of a run, an
@@ -118,21 +118,6 @@ def refuse_large(size: int, limit: int, where: str) -> None:
             where=where,
             why="it would have to fit into memory as a whole",
             fix="check that this is the file you meant; in a dataset, restore it from a copy",
-        )
-
-
-def refuse_unreadable(size: int, limit: int, where: str) -> None:
-    """Refuse to write a file of `size` bytes that its reader takes up to `limit` bytes of.
-
-    Raises:
-        InputError: it is larger.
-    """
-    if size > limit:
-        raise InputError(
-            f"the file would have {size:,} bytes; one of its kind has at most {limit:,}",
-            where=where,
-            why="it has an entry for each input, shard or question; nothing could read it again",
-            fix="join small inputs, take larger shards, or make several datasets and mix them",
         )
 
 

@@ -17,7 +17,6 @@ from olm_data.printing import emit
 from olm_data.storage.objects import scheme_of
 
 if TYPE_CHECKING:
-    from olm_data.dataset.plan import Plan
     from olm_data.progress import Progress
     from olm_data.runners.base import NamedRunner
     from olm_data.tokenization.recipe import Recipe
@@ -33,7 +32,6 @@ class Planned(NamedTuple):
     """What a dry run found; `runner` says in words where it would run."""
 
     request: Request
-    plan: Plan
     runner: str
 
 
@@ -118,16 +116,14 @@ def run(
         runner = make_runner(recipe, _places(request))
         if base is None:
             refuse_place(Store(request.output, single_writer=single))
-        plan = request.plan()
         if not recipe.allow_duplicates:
             refuse_identical(request.source)
-        return Planned(request, plan, runner.planned(len(plan.tasks)))
+        return Planned(request, runner.planned(len(request.plan.tasks)))
     from olm_data.tokenization.tokenize import tokenize
 
     runner = make_runner(recipe, _places(request), fork=fork)
-    return Done(
-        request, tokenize(request, runner=runner, progress=progress), runner.workers, progress
-    )
+    summary = tokenize(request, request.find_encoder(), runner=runner, progress=progress)
+    return Done(request, summary, runner.workers, progress)
 
 
 def _places(request: Request) -> list[str]:
@@ -167,14 +163,14 @@ def make_runner(recipe: Recipe, places: Sequence[str] = (), *, fork: bool = Fals
 def _print_plan(planned: Planned, *, as_json: bool) -> None:
     import msgspec
 
-    from olm_data.tokenization.shards import first_documents
     from olm_data.tokenization.summary import plan_lines
 
-    request, plan, runner = planned
+    request, runner = planned
     if as_json:
-        click.echo(json.dumps({"output": request.output, **msgspec.to_builtins(plan)}))
+        click.echo(json.dumps({"output": request.output, **msgspec.to_builtins(request.plan)}))
         return
-    emit(plan, as_json, plan_lines(request, plan, first_documents(request, plan), runner))
+    first = next(request.documents(), None)
+    emit(request.plan, as_json, plan_lines(request, first, runner))
 
 
 def _print_done(done: Done, *, as_json: bool) -> None:

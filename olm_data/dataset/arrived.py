@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, repeat
 
-import msgspec
 import numpy as np
 
 from olm_data.bounded_json import MalformedJson
@@ -28,12 +27,10 @@ from olm_data.dataset.manifest import (
     build_manifest,
     read_manifest,
 )
-from olm_data.dataset.options import Options
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.dataset.tokenizer import TokenizerInfo
 from olm_data.dataset.tools import Tools
-from olm_data.decoding import convert
 from olm_data.errors import ValidationError
 from olm_data.storage.store import Store, read_json
 from olm_data.threads import in_order
@@ -122,9 +119,7 @@ def _manifest(plan: Plan, records: Sequence[tuple[ShardRecord, str]]) -> Manifes
             settings.special,
         ),
         dtype=np.dtype(np.uint16 if settings.vocab_size <= 65536 else np.uint32),
-        options=msgspec.structs.replace(
-            convert(settings, Options, from_attributes=True), split="train"
-        ),
+        options=settings.options("train"),
         plan=plan.digest,
         inputs=inputs,
         records=records,

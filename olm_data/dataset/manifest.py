@@ -35,9 +35,9 @@ from olm_data.dataset.tokenizer import TokenizerInfo
 from olm_data.dataset.tools import Tools
 from olm_data.errors import InputError, ValidationError, printable, suggest
 from olm_data.path_kinds import kind_of, nearest, wrong_kind
-from olm_data.regular_files import MAX_DOCUMENT, refuse_unreadable
+from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.names import refuse_escape
-from olm_data.storage.store import Store, read_json
+from olm_data.storage.store import Store, read_json, refuse_unreadable
 
 MANIFEST, PLAN, VALIDATION = "manifest.json", "plan.json", "validation"
 JOB, EXCLUDED, EVAL_TEXTS = "job.json", "exclude-ids.npy", "evaluation-texts.txt"

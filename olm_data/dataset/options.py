@@ -15,7 +15,7 @@ import msgspec
 
 from olm_data.bounded_json import Size
 from olm_data.dataset.inputs import Container, RecordOptions, Share, SpecialPolicy, written
-from olm_data.decoding import decode_typed
+from olm_data.decoding import convert, decode_typed
 from olm_data.select.selection import HASH_SPACE
 from olm_data.storage.names import is_column_name
 
@@ -95,6 +95,10 @@ class Settings(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shard_text_bytes: Size
     parent: str | None = None
     first_shard: Size | None = None
+
+    def options(self, split: Split) -> Options:
+        """Return the options of a split, for its manifest."""
+        return msgspec.structs.replace(convert(self, Options, from_attributes=True), split=split)
 
 
 class ImportedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ specified in docs/reference/format.md.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -180,11 +181,7 @@ class ShardWriter:
                     tokens, tokens_header(self._container), self.dtype, ends, order
                 )
                 shuffle_rows(self._paths[DOCS], order)
-            summary = TokensSummary(
-                file=FileInfo(tokens.stat().st_size, sha256_file(tokens)),
-                crc32=_block_checksums(tokens),
-                largest=self._max_token_id,
-            )
+            summary = _summary(tokens, self._max_token_id)
         return publish_shard(
             self.store,
             self.name,
@@ -312,10 +309,15 @@ def _write_all(file: Any, data: bytes | memoryview) -> None:
         view = view[file.write(view) :]
 
 
-def _block_checksums(path: Path) -> str:
+def _summary(path: Path, largest: int) -> TokensSummary:
+    """Read a token file once for its digest and its checksums."""
+    sha256, crc32 = hashlib.sha256(), []
     with open(path, "rb") as file:
-        blocks = iter(lambda: file.read(BLOCK_BYTES), b"")
-        return "".join(f"{zlib.crc32(block):08x}" for block in blocks)
+        while block := file.read(BLOCK_BYTES):
+            sha256.update(block)
+            crc32.append(f"{zlib.crc32(block):08x}")
+        info = FileInfo(file.tell(), sha256.hexdigest())
+    return TokensSummary(file=info, crc32="".join(crc32), largest=largest)
 
 
 PIECE = 1 << 20

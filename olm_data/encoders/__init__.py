@@ -1,7 +1,8 @@
 """Encoders: plug-ins that turn text into token ids, and the gate that proves them equal.
 
-    known_encoder("auto", tokenizer, "plain", text_bytes) -> ParityReport, or None: not proved yet
-    choose_encoder("auto", tokenizer, "plain", sample)    -> ParityReport   by the gate, in seconds
+    find_encoder("auto", tokenizer, "plain", text_bytes, texts) -> ParityReport
+        known_encoder: what needs no comparison, or none any more
+        choose_encoder: by the gate, in seconds
     make_encoder(report.encoder, tokenizer, "plain", report.routed)  -> TextEncoder  in each process
 
 Neither library is imported before an encoder is made.
@@ -9,18 +10,17 @@ Neither library is imported before an encoder is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
 
 from olm_data.config.import_path import is_import_path
 from olm_data.dataset.inputs import SpecialPolicy
-from olm_data.encoders.base import Encoded, Encoder, Texts
+from olm_data.encoders.base import Encoded, Encoder, TextEncoder, Texts, concatenate
 from olm_data.encoders.code_points import ParityReport, Proof, Ranges, Router, recall, remember
 from olm_data.encoders.gigatoken import GigatokenEncoder, UnsupportedTokenizer
 from olm_data.encoders.hf import HfEncoder
 from olm_data.encoders.own import own_encoder, own_path
-from olm_data.encoders.text import TextEncoder
 from olm_data.errors import UsageError, ValidationError, suggest
 from olm_data.extras import install
 from olm_data.tokenizer.tokenizer import TokenizerSpec
@@ -33,6 +33,7 @@ __all__ = [
     "SpecialPolicy",
     "TextEncoder",
     "choose_encoder",
+    "find_encoder",
     "known_encoder",
     "likely_encoder",
     "make_encoder",
@@ -70,6 +71,26 @@ def likely_encoder(requested: str) -> str:
     if requested != "auto":
         return requested if requested in ENCODERS else own_path(requested) or requested
     return "hf" if find_spec("gigatoken") is None else "gigatoken"
+
+
+def find_encoder(
+    requested: str,
+    tokenizer: TokenizerSpec,
+    special: SpecialPolicy,
+    text_bytes: int,
+    batches: Iterable[Texts],
+) -> ParityReport:
+    """Return the choice that is known, or made by the gate: that takes seconds, once for all.
+
+    Args:
+        requested: as in `choose_encoder`, which raises what this does.
+        text_bytes: how much text there is to encode, about.
+        batches: the documents of the input; the first batch is the sample, where one is needed.
+    """
+    known = known_encoder(requested, tokenizer, special, text_bytes)
+    if known is not None:
+        return known
+    return choose_encoder(requested, tokenizer, special, next(iter(batches), concatenate([])))
 
 
 def known_encoder(

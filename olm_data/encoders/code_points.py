@@ -21,7 +21,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from itertools import chain
 from platform import machine
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 from unicodedata import unidata_version
 
 import msgspec
@@ -33,10 +33,6 @@ from olm_data.decoding import decode_typed
 from olm_data.tokenizer.definition import Form
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 from olm_data.user_cache import read_private, write_private
-
-if TYPE_CHECKING:
-    from olm_data.tokenizer.tokenizer import TokenizerSpec
-
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -71,6 +67,7 @@ class CodePoints:
             low, high = (int.from_bytes(chr(point).encode()[:2], "big") for point in stretch)
             self._lead[low >> 8 : (high >> 8) + 1] = True
             self._pair[low : high + 1] = True
+        self._least = int(self._lead.argmax())
 
     def places(self, data: np.ndarray) -> np.ndarray:
         """Return where in uint8[n], valid UTF-8, a code point of the set begins: int64[m]."""
@@ -78,7 +75,7 @@ class CodePoints:
             return np.empty(0, np.int64)
         found = [np.empty(0, np.int64)]
         for start in range(0, len(data), SCAN_BYTES):
-            leads = np.flatnonzero(data[start : start + SCAN_BYTES] >= 0xC2) + start
+            leads = np.flatnonzero(data[start : start + SCAN_BYTES] >= self._least) + start
             at = leads[self._lead[data[leads]]]
             at = at[self._pair[data[at].astype(np.uint16) << 8 | data[at + 1]]]
             if len(at):

@@ -21,7 +21,15 @@ import numpy as np
 
 from olm_data.config.import_path import is_import_path
 from olm_data.dataset.inputs import SpecialPolicy
-from olm_data.encoders.base import Encoder, Texts, Unencodable, compare, concatenate, differences
+from olm_data.encoders.base import (
+    Encoder,
+    TextEncoder,
+    Texts,
+    Unencodable,
+    compare,
+    concatenate,
+    differences,
+)
 from olm_data.encoders.code_points import (
     FAR,
     NEAR,
@@ -35,7 +43,6 @@ from olm_data.encoders.code_points import (
     unsettled,
 )
 from olm_data.encoders.hf import HfEncoder
-from olm_data.encoders.text import TextEncoder
 from olm_data.errors import ValidationError
 from olm_data.threads import in_order
 from olm_data.tokenizer.definition import Definition

@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
+from olm_data.dataset.tools import PassedCount
 from olm_data.select.selection import IdSet
-from olm_data.sources.passed import SkippedFile
 
 ColumnKinds = dict[str, set[str]]
 """Columns, in order, and the types (of `KEEP_TYPES`) that their values can be kept as."""
@@ -145,7 +145,7 @@ class SourcePlan:
         name: a short name fit for a default output folder, e.g. `fineweb-edu-sample-10BT`.
         inputs: in reading order (sorted by path inside each argument).
         options: how to read them, types of kept columns resolved.
-        passed: what lies among the inputs and is not read.
+        passed: what lies among the inputs and is not read, by reason.
         excluded: the ids to leave out, or None.
         limit: take this many documents, or None; `limited` has set the last input's `until`.
         text_bytes: bytes of text there are, where they are known.
@@ -154,7 +154,7 @@ class SourcePlan:
     name: str
     inputs: tuple[InputFile, ...]
     options: ReadOptions
-    passed: tuple[SkippedFile, ...] = ()
+    passed: dict[str, PassedCount] = field(default_factory=dict)
     excluded: IdSet | None = None
     limit: int | None = None
     text_bytes: int | None = None

@@ -52,13 +52,12 @@ def passed_lines(counted: Mapping[str, PassedCount]) -> list[str]:
     return lines
 
 
-def refuse_passed(passed: Iterable[SkippedFile]) -> None:
+def refuse_passed(counted: Mapping[str, PassedCount]) -> None:
     """Refuse inputs among which something is not read.
 
     Raises:
         InputError: something is; names it.
     """
-    counted = tally(passed)
     if counted:
         total = sum(item.count for item in counted.values())
         raise InputError(

@@ -29,6 +29,7 @@ from olm_data.sources import hub, named, own, own_filter, pylib
 from olm_data.sources.base import ColumnKinds, SourcePlan
 from olm_data.sources.columns import common_kind
 from olm_data.sources.listing import Listing, list_files
+from olm_data.sources.passed import tally
 from olm_data.sources.readers import CHAT, libraries_of, reader_of
 from olm_data.storage.names import is_column_name
 from olm_data.threads import in_order
@@ -78,7 +79,7 @@ def resolve_source(request: SourceRequest) -> SourcePlan:
         name=found.name,
         inputs=found.listing.files,
         options=_options(found, request),
-        passed=found.listing.passed,
+        passed=tally(found.listing.passed),
     )
 
 

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from olm_data.bounded_json import sha256_file
 from olm_data.errors import ConflictError, OlmError
-from olm_data.regular_files import MAX_WHOLE, read_regular, refuse_unreadable
+from olm_data.regular_files import MAX_WHOLE, read_regular
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder, write_durable
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.lease import Lease, acquire
 from olm_data.storage.names import is_working
-from olm_data.storage.store import Store, is_remote
+from olm_data.storage.store import Store, is_remote, refuse_unreadable
 
 RECORD = "olm-export.json"
 """The receipt: of which dataset the export is, and how large each file is."""

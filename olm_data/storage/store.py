@@ -23,20 +23,19 @@ import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from olm_data.bounded_json import MalformedJson, check
-from olm_data.errors import ConflictError, UsageError
+from olm_data.bounded_json import gathered
+from olm_data.errors import ConflictError, InputError, UsageError
 from olm_data.regular_files import (
     MAX_DOCUMENT,
     MAX_WHOLE,
     open_regular,
     read_regular,
-    refuse_large,
     refuse_link_out,
     refuse_special,
-    refuse_unreadable,
 )
 from olm_data.storage.bucket import PIECE, Bucket, open_bucket
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder, scratch, write_durable
@@ -478,13 +477,27 @@ class Store:
                 shutil.rmtree(stale, ignore_errors=True)
 
 
+def refuse_unreadable(size: int, limit: int, where: str) -> None:
+    """Refuse to write a file of `size` bytes that its reader takes up to `limit` bytes of.
+
+    Raises:
+        InputError: it is larger.
+    """
+    if size > limit:
+        raise InputError(
+            f"the file would have {size:,} bytes; one of its kind has at most {limit:,}",
+            where=where,
+            why="it has an entry for each input, shard or question; nothing could read it again",
+            fix="join small inputs, take larger shards, or make several datasets and mix them",
+        )
+
+
 def _conflict(what: str, where: str, fix: str) -> ConflictError:
     why = "two writers on one output would lose one of the two results"
     return ConflictError(what, where=where, why=why, fix=fix)
 
 
 _AT_ONCE = 32 << 20  # bytes; the manifest of 2 * 10^12 tokens
-_BEGINNING = 1 << 16
 
 
 def read_json(store: Store, name: str) -> bytes:
@@ -499,16 +512,8 @@ def read_json(store: Store, name: str) -> bytes:
     first = store.read(name, 0, min(_AT_ONCE, MAX_DOCUMENT + 1))
     if len(first) < min(_AT_ONCE, MAX_DOCUMENT + 1):
         return first
-    check([first[:_BEGINNING]])
-    refuse_large(store.size(name) or 0, MAX_DOCUMENT, store.url(name))
-    parts, size = [first], len(first)
-    for piece in store.pieces(name, _AT_ONCE, size):
-        size += len(piece)
-        refuse_large(size, MAX_DOCUMENT, store.url(name))  # it may have grown
-        if b"\0" in piece:  # a hole: of a sparse file nothing is held
-            raise MalformedJson("control bytes: this is not text")
-        parts.append(piece)
-    return b"".join(parts)
+    rest = store.pieces(name, _AT_ONCE, len(first))
+    return gathered(chain([first], rest), MAX_DOCUMENT, store.url(name))
 
 
 def write_json(store: Store, name: str, data: bytes) -> None:

@@ -118,20 +118,16 @@ def request_like(recipe: Recipe) -> Request:
         shuffle_documents=options.shuffle_documents,
         allow_duplicates=True,  # they were looked at
     )
-    return Request(
-        recipe=recipe,
-        source=SourcePlan(
-            name="like",
-            inputs=job.inputs,
-            options=job.read,
-            excluded=stored_ids(store, job.read.exclude),
-            limit=options.limit,
-            text_bytes=options.last.text_bytes if options.last else None,
-        ),
-        tokenizer=tokenizer,
-        evaluated=stored_texts(store, options.decontaminate),
-        planned=plans[0].by(settings),
+    found = SourcePlan(
+        name="like",
+        inputs=job.inputs,
+        options=job.read,
+        excluded=stored_ids(store, job.read.exclude),
+        limit=options.limit,
+        text_bytes=options.last.text_bytes if options.last else None,
     )
+    evaluated = stored_texts(store, options.decontaminate)
+    return Request.of(recipe, found, tokenizer, evaluated=evaluated, plan=plans[0].by(settings))
 
 
 def _no_record(store: Store, why: str) -> InputError:

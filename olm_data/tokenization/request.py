@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -17,14 +17,15 @@ from pathlib import Path
 
 import msgspec
 
-from olm_data.dataset.inputs import InputFile, ReadOptions
-from olm_data.dataset.options import Last, Options, Settings
+from olm_data.dataset.inputs import InputFile, ReadOptions, RecordOptions
+from olm_data.dataset.options import Last, Settings
 from olm_data.dataset.plan import Plan, PlannedInput, likely_text, make_plan, plan_name, shard_text
 from olm_data.decoding import convert
+from olm_data.encoders import ParityReport, find_encoder
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.extras import needs
-from olm_data.sources import plan_units, resolve_source
-from olm_data.sources.base import SourcePlan
+from olm_data.sources import plan_units, read_units, resolve_source
+from olm_data.sources.base import DocumentBatch, SourcePlan
 from olm_data.sources.files import open_binary, reading
 from olm_data.sources.passed import refuse_passed
 from olm_data.sources.readers import chat_reader
@@ -50,16 +51,16 @@ class Request:
         tokenizer: the tokenizer it names, with its BOS and EOS rule.
         base: the dataset to add to, or None for a new one.
         evaluated: texts that no document may share words in a row with, or None.
-        planned: the plan, where it is that of another dataset; None: it is made.
+        plan: its inputs cut into units, and these grouped into tasks.
         notes: what the user should know before the work.
     """
 
     recipe: Recipe
     source: SourcePlan
     tokenizer: TokenizerSpec
+    plan: Plan
     base: BaseDataset | None = None
     evaluated: EvalTexts | None = None
-    planned: Plan | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -78,82 +79,121 @@ class Request:
         """All inputs of the dataset: of the base, then the new ones."""
         return self.source.inputs if self.base is None else self.base.inputs + self.source.inputs
 
-    def options(self) -> Options:
-        """Return the options that change bytes, for plans and manifests."""
-        read, last = self.source.options, None
-        if self.source.limit is not None:
-            end = self.source.inputs[-1]
-            last = Last(end.path, end.until, self.source.text_bytes)
-        recipe = self.recipe
-        return msgspec.structs.replace(
-            convert(read.recorded, Options, from_attributes=True),
-            seed=recipe.seed,
-            holdout=str(recipe.holdout),
-            limit=self.source.limit,
-            last=last,
-            container=recipe.container,
-            dedup=recipe.dedup,
-            minhash=parse_bands(recipe.minhash) if recipe.dedup == "minhash" else None,
-            decontaminate=self.evaluated and (self.evaluated.sha256, self.evaluated.n),
-            shuffle_documents=recipe.shuffle_documents,
-        )
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe,
+        source: SourcePlan,
+        tokenizer: TokenizerSpec,
+        *,
+        base: BaseDataset | None = None,
+        evaluated: EvalTexts | None = None,
+        plan: Plan | None = None,
+        notes: Sequence[str] = (),
+    ) -> Request:
+        """Plan the tasks, and test the search for evaluation texts.
 
-    def plan(self) -> Plan:
-        """Cut the inputs into units and group them into tasks.
+        Args:
+            plan: of another dataset, where it is that one's; None: it is made.
 
         Raises:
             InputError: there is no input, or one is named twice.
+            ValidationError: the test fails.
         """
-        if self.planned is not None:
-            return self.planned
-        inputs, first = self.inputs, 0 if self.base is None else len(self.base.inputs)
-        new = self.source.inputs
-        if not new:
-            raise InputError("there is no input", fix="check the paths and patterns")
-        twice = [path for path, n in Counter(item.path for item in inputs).items() if n > 1]
-        if twice:
-            raise InputError(
-                "an input is named twice",
-                where=twice[0],
-                why="its documents would be in the dataset twice",
-                fix="name each file once; to see text several times use max_epochs in the mixture",
-            )
-        for item in new:
-            if not item.path.isprintable() and not is_unicode(item.path):
-                raise InputError(
-                    "the name of an input is not valid UTF-8",
-                    where=item.path,
-                    why="manifests are JSON, which has no spelling for it",
-                    fix="rename the file",
-                )
-        share = Fraction(self.source.options.sample or 1)
-        text = self.source.text_bytes
-        if text is None:
-            text = int(likely_text([(i.path, i.bytes) for i in new]) * share)
-        target = shard_text(text, self.recipe.shard_tokens)
-        units = [
-            msgspec.structs.replace(unit, bytes=max(int(unit.bytes * share), 1))
-            for index, item in enumerate(new, first)
-            for unit in plan_units(index, item, self.source.options, int(target / share))
-        ]
-        tokenizer, base = self.tokenizer, self.base
-        settings = Settings(
-            **msgspec.structs.asdict(self.options()),
-            tokenizer=tokenizer.sha256,
-            tokenizer_probe=tokenizer.probe_sha256,
-            vocab_size=tokenizer.vocab_size,
-            bos=tokenizer.bos,
-            eos=tokenizer.eos,
-            special=self.recipe.special,
-            shard_text_bytes=target,
-            parent=None if base is None else base.digest,
-            first_shard=None if base is None else base.shards,
+        tested = () if evaluated is None else (evaluated.self_test(),)
+        return cls(
+            recipe=recipe,
+            source=source,
+            tokenizer=tokenizer,
+            base=base,
+            evaluated=evaluated,
+            plan=plan or _plan(recipe, source, tokenizer, base, evaluated),
+            notes=(*notes, *tested),
         )
-        planned = [
-            PlannedInput(item.path, item.bytes, item.revision if i >= first else "", item.position)
-            for i, item in enumerate(inputs)
-        ]
-        return make_plan(settings, planned, units, target)
+
+    def documents(self) -> Iterator[DocumentBatch]:
+        """Yield the documents of the inputs, some megabytes of them at a time."""
+        source = self.source
+        read = read_units(self.inputs, self.plan.units, source.options, source.excluded)
+        return (batch for batch in read if batch.documents)
+
+    def find_encoder(self) -> ParityReport:
+        """Return the encoder to use, and what is proved of it; see `encoders.find_encoder`."""
+        recipe, chat = self.recipe, self.source.options.chat
+        return find_encoder(
+            recipe.encoder if chat is None else "hf",
+            self.tokenizer,
+            recipe.special,
+            self.plan.all_text_bytes,
+            ((batch.data, batch.offsets) for batch in self.documents()),
+        )
+
+
+def _plan(
+    recipe: Recipe,
+    source: SourcePlan,
+    tokenizer: TokenizerSpec,
+    base: BaseDataset | None,
+    evaluated: EvalTexts | None,
+) -> Plan:
+    new, before = source.inputs, () if base is None else base.inputs
+    inputs, first = (*before, *new), len(before)
+    if not new:
+        raise InputError("there is no input", fix="check the paths and patterns")
+    twice = [path for path, n in Counter(item.path for item in inputs).items() if n > 1]
+    if twice:
+        raise InputError(
+            "an input is named twice",
+            where=twice[0],
+            why="its documents would be in the dataset twice",
+            fix="name each file once; to see text several times use max_epochs in the mixture",
+        )
+    for item in new:
+        if not item.path.isprintable() and not is_unicode(item.path):
+            raise InputError(
+                "the name of an input is not valid UTF-8",
+                where=item.path,
+                why="manifests are JSON, which has no spelling for it",
+                fix="rename the file",
+            )
+    share = Fraction(source.options.sample or 1)
+    text = source.text_bytes
+    if text is None:
+        text = int(likely_text([(i.path, i.bytes) for i in new]) * share)
+    target = shard_text(text, recipe.shard_tokens)
+    units = [
+        msgspec.structs.replace(unit, bytes=max(int(unit.bytes * share), 1))
+        for index, item in enumerate(new, first)
+        for unit in plan_units(index, item, source.options, int(target / share))
+    ]
+    read = convert(source.options.recorded, RecordOptions, from_attributes=True)
+    last = None if source.limit is None else Last(new[-1].path, new[-1].until, source.text_bytes)
+    chosen = msgspec.structs.asdict(read) | {"seed": recipe.seed}
+    settings = Settings(
+        **chosen,
+        holdout=str(recipe.holdout),
+        limit=source.limit,
+        last=last,
+        container=recipe.container,
+        dedup=recipe.dedup,
+        minhash=parse_bands(recipe.minhash) if recipe.dedup == "minhash" else None,
+        decontaminate=None if evaluated is None else (evaluated.sha256, evaluated.n),
+        shuffle_documents=recipe.shuffle_documents,
+        tokenizer=tokenizer.sha256,
+        tokenizer_probe=tokenizer.probe_sha256,
+        vocab_size=tokenizer.vocab_size,
+        bos=tokenizer.bos,
+        eos=tokenizer.eos,
+        special=recipe.special,
+        shard_text_bytes=target,
+        parent=None if base is None else base.digest,
+        first_shard=None if base is None else base.shards,
+    )
+    planned = [
+        PlannedInput(item.path, item.bytes, item.revision if i >= first else "", item.position)
+        for i, item in enumerate(inputs)
+    ]
+    return make_plan(settings, planned, units, target)
 
 
 def prepare(recipe: Recipe, inputs: Sequence[str], base: BaseDataset | None = None) -> Request:
@@ -209,7 +249,7 @@ def prepare(recipe: Recipe, inputs: Sequence[str], base: BaseDataset | None = No
     recipe, evaluated = msgspec.structs.replace(recipe, output=output), None
     if recipe.decontaminate:
         evaluated = read_texts(recipe.decontaminate, recipe.decontaminate_ngram, tokenizer)
-    return Request(recipe=recipe, source=source, tokenizer=tokenizer, evaluated=evaluated)
+    return Request.of(recipe, source, tokenizer, evaluated=evaluated)
 
 
 def _addition(recipe: Recipe, source: SourcePlan, base: BaseDataset) -> Request:
@@ -223,18 +263,13 @@ def _addition(recipe: Recipe, source: SourcePlan, base: BaseDataset) -> Request:
             for old, new in zip(source.inputs, named.inputs, strict=True)
             if new.path != old.path
         )
-        return Request(
-            recipe=recipe,
-            source=named,
-            tokenizer=base.tokenizer,
-            base=version,
-            evaluated=evaluated,
-            notes=notes,
+        return Request.of(
+            recipe, named, base.tokenizer, base=version, evaluated=evaluated, notes=notes
         )
 
     if base.before is not None:
         again = on(base.before)
-        if again.plan().digest == base.manifest.additions[-1].plan:
+        if again.plan.digest == base.manifest.additions[-1].plan:
             return again
     if not recipe.allow_duplicates:
         base.refuse_known(source)

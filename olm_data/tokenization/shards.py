@@ -10,7 +10,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,15 +21,12 @@ from olm_data.counts import counted, duration, scaled
 from olm_data.dataset.account import InputAccount, check_accounts
 from olm_data.dataset.manifest import EVAL_TEXTS, EXCLUDED, MAX_IDS
 from olm_data.dataset.plan import TEXT_BYTES_PER_TOKEN, Plan, Version
-from olm_data.encoders import ParityReport, choose_encoder, known_encoder, likely_encoder
 from olm_data.errors import ResourceError
 from olm_data.progress import Progress, Window, forecast
 from olm_data.runners.base import Count, Runner
 from olm_data.runners.heartbeat import PARENT, RUN, Heartbeat, forget_ended
-from olm_data.sources import read_units
-from olm_data.sources.base import DocumentBatch
 from olm_data.storage.lease import Lease
-from olm_data.storage.store import Store, absolute, create_json
+from olm_data.storage.store import Store, create_json
 from olm_data.threads import in_order
 from olm_data.tokenization.budget import BudgetWatch, check_budget, check_valid
 from olm_data.tokenization.decontaminate import MAX_BYTES
@@ -41,6 +39,9 @@ from olm_data.tokenization.task_results import TaskResult, finished_tasks
 Check = Callable[[np.ndarray, float], None]
 """`check(counts, share)`: raises what ends work that is under way."""
 
+Pass = Callable[[TokenizeJob | FindDuplicates, dict[int, Any]], tuple[np.ndarray, float]]
+"""`run(job, results)`: see `_run`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedShards:
@@ -49,7 +50,6 @@ class FinishedShards:
     Attributes:
         results: one a task, in order.
         accounts: one for each input of each task, in order.
-        proof: the encoder used and what is proved of it.
         counts: int64 [len(Count)], of the tasks this run did.
         seconds: wall time of the tasks.
         kept: tasks that an earlier run had finished.
@@ -57,29 +57,25 @@ class FinishedShards:
 
     results: Sequence[TaskResult]
     accounts: Sequence[InputAccount]
-    proof: ParityReport
     counts: np.ndarray
     seconds: float
     kept: int
 
 
-def workers_ready(
-    request: Request, plan: Plan, store: Store, runner: Runner
-) -> AbstractContextManager[None]:
+def workers_ready(job: TokenizeJob, runner: Runner, *, dedup: bool) -> AbstractContextManager[None]:
     """Get workers ready for the tasks of a plan. A process that holds a lease has a second thread,
     so they are forked before.
 
-    Raises:
-        ValidationError: see `known_encoder`.
+    Args:
+        dedup: a pass that finds duplicates comes first, where none has been made.
     """
-    job, _ = _likely_job(request, plan, store)
-    first = FindDuplicates.before(job) if _must_search(request, plan, store) else job
-    return runner.ready(first, len(plan.tasks), len(plan.tasks))
+    first = _search_before(job) if dedup else None
+    return runner.ready(first or job, len(job.plan.tasks), len(job.plan.tasks))
 
 
 def write_shards(
     request: Request,
-    plan: Plan,
+    job: TokenizeJob,
     splits: Sequence[Store],
     versions: Sequence[Version] = (),
     *,
@@ -90,27 +86,22 @@ def write_shards(
     """Write the shards of a plan that are not there yet; see `tokenize` for arguments and errors.
 
     Args:
+        job: writes them.
         splits: stores of the training split and, where documents are held out, of validation.
         versions: of the splits of a dataset that the shards are added to.
         lease: of the output; work ends where it is lost.
     """
-    store, total, recipe = splits[0], len(plan.tasks), request.recipe
-    job, known = _likely_job(request, plan, store)
-    results = finished_tasks(plan, splits)
+    store, plan, recipe = splits[0], request.plan, request.recipe
+    total, results = len(plan.tasks), finished_tasks(plan, splits)
     kept = len(results)
-    search = kept < total and _must_search(request, plan, store)
-    proof = known or _choose_encoder(request, plan)
-    if proof.note:
-        progress.note(proof.note)
+    finding = _search_before(job) if recipe.dedup and kept < total else None
     _check_room(store, plan, request.tokenizer.dtype.itemsize)
     if not store.exists(request.plan_name):
         create_json(store, request.plan_name, plan.encode())
     if request.source.excluded is not None:
         store.put(EXCLUDED, request.source.excluded.to_npy(), limit=MAX_IDS)
     if request.evaluated is not None:
-        progress.note(request.evaluated.self_test())
         store.put(EVAL_TEXTS, request.evaluated.data, limit=MAX_BYTES)
-    job = replace(job, encoder=proof.encoder, routed=proof.routed)
     if kept:
         progress.note(f"{kept} of {total} shards were finished before; they are kept")
     budget = BudgetWatch(plan, job.inputs, job.read, recipe.budget, results)
@@ -123,12 +114,10 @@ def write_shards(
     lease.check()
     forget_ended(store)
     with Heartbeat(store, PARENT, note=progress.note, check=lease.check) as heartbeat:
-        if search:
-            finding = FindDuplicates.before(job)
-            write_job(finding, request.plan_name)
-            _find_duplicates(finding, runner, heartbeat, progress, check, versions)
-        write_job(job, request.plan_name)
-        counts, seconds = _run(job, runner, heartbeat, results, progress, check)
+        run = partial(_run, request.plan_name, runner, heartbeat, progress, check)
+        if finding is not None:
+            _find_duplicates(finding, run, progress, versions)
+        counts, seconds = run(job, results)
     lease.check()
     store.child(RUN).clear()
     ordered = [results[task] for task in range(total)]
@@ -140,35 +129,15 @@ def write_shards(
     return FinishedShards(
         results=ordered,
         accounts=accounts,
-        proof=proof,
         counts=counts.sum(axis=0),
         seconds=seconds,
         kept=kept,
     )
 
 
-def _likely_job(
-    request: Request, plan: Plan, store: Store
-) -> tuple[TokenizeJob, ParityReport | None]:
-    """Return the job with the encoder that is proved, or else likely, and what is proved of it."""
-    recipe, tokenizer = request.recipe, request.tokenizer
-    wanted = recipe.encoder if request.source.options.chat is None else "hf"
-    known = known_encoder(wanted, tokenizer, recipe.special, plan.all_text_bytes)
-    job = TokenizeJob(
-        plan=plan,
-        inputs=request.inputs,
-        read=request.source.options,
-        tokenizer=tokenizer,
-        encoder=known.encoder if known else likely_encoder(recipe.encoder),
-        routed=known.routed if known else (),
-        output=absolute(store.root),
-        single_writer=store.single_writer,
-    )
-    return job, known
-
-
-def _must_search(request: Request, plan: Plan, store: Store) -> bool:
-    return bool(request.recipe.dedup) and not drops_found(store, plan)
+def _search_before(job: TokenizeJob) -> FindDuplicates | None:
+    """Return the pass that finds duplicates; None where one has been made."""
+    return None if drops_found(job.splits[0], job.plan) else FindDuplicates.before(job)
 
 
 def _check_accounts(plan: Plan, results: Sequence[TaskResult]) -> None:
@@ -182,24 +151,6 @@ def _check_accounts(plan: Plan, results: Sequence[TaskResult]) -> None:
             held_out=sum(record.documents for record, _ in validation),
             dropped=train.dropped,
         )
-
-
-def first_documents(request: Request, plan: Plan) -> DocumentBatch | None:
-    """Return the first documents of the input, some megabytes of them; None if there are none."""
-    source = request.source
-    for batch in read_units(request.inputs, plan.units, source.options, source.excluded):
-        if batch.documents:
-            return batch
-    return None
-
-
-def _choose_encoder(request: Request, plan: Plan) -> ParityReport:
-    """Choose the encoder, proved on the first documents of the input."""
-    first, recipe = first_documents(request, plan), request.recipe
-    text = (np.zeros(0, np.uint8), np.zeros(1, np.int64))
-    if first is not None:
-        text = (first.data, first.offsets)
-    return choose_encoder(recipe.encoder, request.tokenizer, recipe.special, text)
 
 
 def _check_room(store: Store, plan: Plan, itemsize: int) -> None:
@@ -217,12 +168,7 @@ def _check_room(store: Store, plan: Plan, itemsize: int) -> None:
 
 
 def _find_duplicates(
-    job: FindDuplicates,
-    runner: Runner,
-    heartbeat: Heartbeat,
-    progress: Progress,
-    check: Check,
-    versions: Sequence[Version],
+    job: FindDuplicates, run: Pass, progress: Progress, versions: Sequence[Version]
 ) -> None:
     """Run the pass that finds duplicates, and store which documents each task drops."""
     tasks = range(len(job.plan.tasks))
@@ -231,7 +177,7 @@ def _find_duplicates(
     bands, _ = job.plan.settings.minhash or (1, 0)
     kind = "near-" if job.plan.settings.minhash else "exact "
     progress.note(f"looking for {kind}duplicates: a first pass reads the text")
-    _, seconds = _run(job, runner, heartbeat, found, progress, check)
+    _, seconds = run(job, found)
     shards = [(version.store, shard) for version in versions for shard in version.manifest.shards]
     documents = sum(version.manifest.totals.documents for version in versions)
     counts = [found[task] for task in tasks]
@@ -243,14 +189,16 @@ def _find_duplicates(
 
 
 def _run(
-    job: TokenizeJob | FindDuplicates,
+    plan_name: str,
     runner: Runner,
     heartbeat: Heartbeat,
-    results: dict[int, Any],
     progress: Progress,
     check: Check,
+    job: TokenizeJob | FindDuplicates,
+    results: dict[int, Any],
 ) -> tuple[np.ndarray, float]:
     """Run the unfinished tasks; add to `results`. Returns the counts and the seconds it took."""
+    write_job(job, plan_name)
     tasks = range(len(job.plan.tasks))
     todo = [task for task in tasks if task not in results]
     shown = RunProgress(progress, [job.plan.text_bytes(task) for task in tasks], todo)

@@ -21,14 +21,13 @@ from olm_data.dataset.account import (
     unpack,
 )
 from olm_data.dataset.manifest import Manifest
-from olm_data.dataset.plan import Plan
 from olm_data.dataset.tools import PassedCount
 from olm_data.encoders import ParityReport
 from olm_data.errors import printable
 from olm_data.printing import Columns, Seconds, record
 from olm_data.runners.base import Count
 from olm_data.sources.base import DocumentBatch, SourcePlan
-from olm_data.sources.passed import passed_lines, tally
+from olm_data.sources.passed import passed_lines
 from olm_data.tokenization.quarantine import FOLDER
 from olm_data.tokenization.request import Request
 from olm_data.tokenization.shards import FinishedShards
@@ -73,7 +72,7 @@ class Summary:
     ids_found: int | None = None
 
     @classmethod
-    def of_complete(cls, request: Request, manifests: Sequence[Manifest], plan: Plan) -> Summary:
+    def of_complete(cls, request: Request, manifests: Sequence[Manifest]) -> Summary:
         """Return the summary of a run that found everything done."""
         train, validation = (*manifests, None)[:2]
         assert train is not None
@@ -83,12 +82,16 @@ class Summary:
             manifest=train,
             validation=validation,
             already_complete=True,
-            kept_shards=len(plan.tasks),
+            kept_shards=len(request.plan.tasks),
         )
 
     @classmethod
     def of_shards(
-        cls, request: Request, plan: Plan, manifests: Sequence[Manifest], shards: FinishedShards
+        cls,
+        request: Request,
+        proof: ParityReport,
+        manifests: Sequence[Manifest],
+        shards: FinishedShards,
     ) -> Summary:
         """Return the summary of a run that published `manifests`: train, then validation if any."""
         totals, excluded = totals_by_input(shards.accounts), request.source.excluded
@@ -96,16 +99,16 @@ class Summary:
         for account in shards.accounts:
             found |= unpack(account.excluded, len(found))
         return replace(
-            cls.of_complete(request, manifests, plan),
+            cls.of_complete(request, manifests),
             already_complete=False,
             kept_shards=shards.kept,
-            proof=shards.proof,
+            proof=proof,
             seconds=shards.seconds,
             documents_now=int(shards.counts[Count.DOCUMENTS]),
             text_bytes_now=int(shards.counts[Count.TEXT_BYTES]),
             tokens_now=int(shards.counts[Count.TOKENS]),
             by_reference=int(shards.counts[Count.BY_REFERENCE]),
-            inputs={plan.inputs[index].path: account for index, account in totals.items()},
+            inputs={request.plan.inputs[index].path: account for index, account in totals.items()},
             ids_found=None if excluded is None else int(found.sum()),
         )
 
@@ -296,11 +299,10 @@ def rules(tokenizer: TokenizerSpec) -> str:
     return f"{printable(eos)}, {printable(bos)}"
 
 
-def plan_lines(
-    request: Request, plan: Plan, sample: DocumentBatch | None, runner: str
-) -> list[str]:
+def plan_lines(request: Request, sample: DocumentBatch | None, runner: str) -> list[str]:
     """Return what a run would do, where (`runner`, in words), and its first documents."""
     inputs, tokenizer, recipe = request.source.inputs, request.tokenizer, request.recipe
+    plan = request.plan
     last = f" to {inputs[-1].path}" if len(inputs) > 1 else ""
     facts: dict[str, object] = {
         "inputs": f"{counted(len(inputs), 'file')}, {sum(i.bytes for i in inputs):,} bytes: "
@@ -311,7 +313,7 @@ def plan_lines(
         f"{tokenizer.dtype.name} on disk",
         "ends": rules(tokenizer),
         "holdout": f"{recipe.holdout or 'none'}",
-        "not read": passed_lines(tally(request.source.passed)),
+        "not read": passed_lines(request.source.passed),
         **selection(request.source),
         "decontaminate": request.evaluated and str(request.evaluated),
         "shuffle": None if recipe.shuffle is None else f"documents, seed {recipe.shuffle}",

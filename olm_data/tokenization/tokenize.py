@@ -38,17 +38,19 @@ from olm_data.dataset.record import RECORD, stored_plan
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo
 from olm_data.dataset.tools import Tools, merged
 from olm_data.decoding import convert
+from olm_data.encoders import ParityReport
 from olm_data.errors import ConflictError, ValidationError, printable
 from olm_data.progress import Progress
 from olm_data.runners.base import Runner
-from olm_data.sources.passed import passed_lines, tally
+from olm_data.sources.passed import passed_lines
 from olm_data.sources.txt import notes as text_notes
 from olm_data.storage.exclusive import exclusive
-from olm_data.storage.store import Store, create_json
+from olm_data.storage.store import Store, absolute, create_json
 from olm_data.threads import in_order
 from olm_data.tokenization.base_dataset import already_there
 from olm_data.tokenization.dedup import clear as clear_duplicates
 from olm_data.tokenization.duplicates import count_documents
+from olm_data.tokenization.job import TokenizeJob
 from olm_data.tokenization.request import Request, refuse_identical
 from olm_data.tokenization.shards import FinishedShards, workers_ready, write_shards
 from olm_data.tokenization.summary import Summary
@@ -57,10 +59,13 @@ from olm_data.tokenization.task_results import split_stores
 DIFFERENCES_SHOWN = 10
 
 
-def tokenize(request: Request, *, runner: Runner, progress: Progress) -> Summary:
+def tokenize(
+    request: Request, proof: ParityReport, *, runner: Runner, progress: Progress
+) -> Summary:
     """Write the dataset or the addition of `request`, or finish writing it.
 
     Args:
+        proof: which encoder to use, and what is proved of it (`Request.find_encoder`).
         runner: where the tasks run.
         progress: shows how far it is.
 
@@ -70,7 +75,7 @@ def tokenize(request: Request, *, runner: Runner, progress: Progress) -> Summary
         ResourceError: no room, no permission, or workers that die.
         StorageError: remote storage failed.
     """
-    plan, source, base = request.plan(), request.source, request.base
+    plan, source, base = request.plan, request.source, request.base
     progress.event(
         "start",
         output=request.output,
@@ -78,11 +83,11 @@ def tokenize(request: Request, *, runner: Runner, progress: Progress) -> Summary
         tokenizer=request.tokenizer.name,
         inputs=len(source.inputs),
         input_bytes=sum(item.bytes for item in source.inputs),
-        passed_over=msgspec.to_builtins(tally(source.passed)),
+        passed_over=msgspec.to_builtins(source.passed),
         text_bytes=plan.all_text_bytes,
         shards=len(plan.tasks),
     )
-    for line in passed_lines(tally(source.passed)):
+    for line in passed_lines(source.passed):
         progress.note(f"not read: {line}")
     store = Store(request.output, single_writer=request.recipe.single_writer)
     longest = max((stop - start for start, stop in plan.tasks), default=0)
@@ -91,21 +96,32 @@ def tokenize(request: Request, *, runner: Runner, progress: Progress) -> Summary
     refuse_too_many(paths, before + len(plan.tasks), longest, store.url(MANIFEST))
     if base is None:
         refuse_dataset_folder(store)
+    job = TokenizeJob(
+        plan=plan,
+        inputs=request.inputs,
+        read=source.options,
+        tokenizer=request.tokenizer,
+        encoder=proof.encoder,
+        routed=proof.routed,
+        output=absolute(store.root),
+        single_writer=store.single_writer,
+    )
     with ExitStack() as held:
         if base is not None or not store.exists(MANIFEST):  # else nothing is left to do
-            held.enter_context(workers_ready(request, plan, store, runner))
+            held.enter_context(workers_ready(job, runner, dedup=bool(request.recipe.dedup)))
         lease = held.enter_context(exclusive(store, note=progress.note))
         splits = split_stores(store, plan)
         for split in splits[1:]:
             held.enter_context(exclusive(split, probe=False))
-        complete = _is_complete(request, plan, store)
+        complete = _is_complete(request, store)
         versions: list[Version] = []
         if not complete:
             if not request.recipe.allow_duplicates:
                 refuse_identical(source)
             separator = source.options.separator
-            for text in (*request.notes, *text_notes(source.inputs, separator)):
-                progress.note(text)
+            for text in (*request.notes, *text_notes(source.inputs, separator), proof.note):
+                if text:
+                    progress.note(text)
             if base is not None:
                 if not store.exists(request.plan_name):  # of two additions at a time one goes on
                     create_json(store, request.plan_name, plan.encode())
@@ -113,24 +129,24 @@ def tokenize(request: Request, *, runner: Runner, progress: Progress) -> Summary
                 _clear_given_up(splits, plan)
                 versions = [Version.newest(split) for split in splits]
             shards = write_shards(
-                request, plan, splits, versions, runner=runner, progress=progress, lease=lease
+                request, job, splits, versions, runner=runner, progress=progress, lease=lease
             )
             lease.check()
-            manifests = publish(request, plan, splits, versions, shards)
+            manifests = publish(request, proof.encoder, splits, versions, shards)
         if request.recipe.dedup:
             clear_duplicates(store)
         if complete:
-            return Summary.of_complete(request, list(map(read_manifest, splits)), plan)
-    return Summary.of_shards(request, plan, manifests, shards)
+            return Summary.of_complete(request, list(map(read_manifest, splits)))
+    return Summary.of_shards(request, proof, manifests, shards)
 
 
-def _is_complete(request: Request, plan: Plan, store: Store) -> bool:
+def _is_complete(request: Request, store: Store) -> bool:
     """Whether all that the plan makes is there; False if it is to be written or finished.
 
     Raises:
         ConflictError: something else is there, or was begun.
     """
-    name, base = request.plan_name, request.base
+    plan, name, base = request.plan, request.plan_name, request.base
     manifest = read_manifest(store) if store.exists(MANIFEST) else None
     if base is not None and (manifest is None or manifest.digest != base.manifest.digest):
         raise ConflictError(
@@ -192,7 +208,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation")
 
 def publish(
     request: Request,
-    plan: Plan,
+    encoder: str,
     splits: Sequence[Store],
     versions: Sequence[Version],
     shards: FinishedShards,
@@ -200,6 +216,7 @@ def publish(
     """Check the accounts and write the manifests of a new dataset or version, the main one last.
 
     Args:
+        encoder: that made the tokens.
         splits: stores of the training split and, where documents are held out, of validation.
         versions: of the splits of a dataset that the shards are added to; [] for a new one.
 
@@ -208,7 +225,17 @@ def publish(
         InputError: a new input has the same documents as one that the dataset has already.
     """
     before: list[Version | None] = [*versions] or [None] * len(splits)
-    manifests = [_manifest(request, plan, number, old, shards) for number, old in enumerate(before)]
+    packages = ["numpy", "pyarrow", "tokenizers", *(["gigatoken"] * (encoder == "gigatoken"))]
+    own = {"olm": __version__, "python": platform.python_version()}
+    tools = Tools(
+        versions=own | {name: version(name) for name in packages},
+        encoder=encoder,
+        tokenizer=request.tokenizer.name,
+        passed_over=request.source.passed,
+    )
+    manifests = [
+        _manifest(request, tools, number, old, shards) for number, old in enumerate(before)
+    ]
     totals, dropped = manifests[0].totals, sum(manifests[0].dropped.values())
     documents = sum(manifest.totals.documents for manifest in manifests)
     if totals.documents_in != documents + dropped:
@@ -216,20 +243,20 @@ def publish(
             f"{totals.documents_in:,} records in, {documents:,} documents out, {dropped:,} dropped",
             splits[0].root,
         )
-    stored = [
+    written = [
         (store, shard)
         for store, manifest in zip(splits, manifests, strict=True)
         for shard in manifest.shards
     ]
-    counts = count_documents(stored, documents, len(manifests[0].inputs))
+    counts = count_documents(written, documents, len(manifests[0].inputs))
     if request.base is not None and not request.recipe.allow_duplicates:
         for later, twin in counts.equal_inputs():
             if later >= len(request.base.inputs):
                 paths = [item.path for item in request.inputs]
                 raise already_there(paths[later], paths[twin], finished=True)
     for number, manifest in enumerate(manifests):
-        tools = {**(manifest.stored_tools or {}), **counts.copies.stored()}
-        manifests[number] = msgspec.structs.replace(manifest, stored_tools=tools)
+        stored = {**(manifest.stored_tools or {}), **counts.copies.stored()}
+        manifests[number] = msgspec.structs.replace(manifest, stored_tools=stored)
     for store, old, manifest in reversed(list(zip(splits, before, manifests, strict=True))):
         if old is not None:
             old.replace(manifest)
@@ -243,13 +270,12 @@ def publish(
 
 
 def _manifest(
-    request: Request, plan: Plan, number: int, before: Version | None, shards: FinishedShards
+    request: Request, tools: Tools, number: int, before: Version | None, shards: FinishedShards
 ) -> Manifest:
     """Return the manifest of split `number`, without the counts of duplicates."""
+    plan, records = request.plan, [result.splits[number] for result in shards.results]
     inputs, dropped = input_totals(plan, shards.accounts), dropped_of(shards.accounts)
-    records = [result.splits[number] for result in shards.results]
-    passed, added, first_plan = tally(request.source.passed), [], plan.digest
-    options = msgspec.structs.replace(request.options(), split=SPLITS[number])
+    added, first_plan, options = [], plan.digest, plan.settings.options(SPLITS[number])
     if before is not None and request.base is not None:
         old, first = before.manifest, len(request.base.inputs)
         if any(addition.plan == plan.digest for addition in old.additions):
@@ -259,7 +285,8 @@ def _manifest(
         inputs = [*old.inputs, *inputs[first:]]
         records = before.records() + records
         dropped.update(old.dropped)
-        passed = merged(old.tools.passed_over, passed)
+        passed = merged(old.tools.passed_over, tools.passed_over)
+        tools = msgspec.structs.replace(tools, passed_over=passed)
         addition = Addition(
             parent=str(old.digest),
             plan=plan.digest,
@@ -268,9 +295,6 @@ def _manifest(
             options=convert(request.source.options.recorded, RecordOptions, from_attributes=True),
         )
         added = [*old.additions, addition]
-    encoder = shards.proof.encoder
-    packages = ["numpy", "pyarrow", "tokenizers", *(["gigatoken"] * (encoder == "gigatoken"))]
-    own = {"olm": __version__, "python": platform.python_version()}
     return build_manifest(
         tokenizer=TokenizerInfo.of(request.tokenizer, request.recipe.special),
         dtype=request.tokenizer.dtype,
@@ -280,12 +304,7 @@ def _manifest(
         records=records,
         dropped=dict(dropped),
         documents_in=sum(item.documents for item in inputs),
-        tools=Tools(
-            versions=own | {name: version(name) for name in packages},
-            encoder=encoder,
-            tokenizer=request.tokenizer.name,
-            passed_over=passed,
-        ),
+        tools=tools,
         added=added,
         container=request.recipe.container,
     )

@@ -9,9 +9,8 @@ import pytest
 
 import olm_data.encoders as encoders
 from olm_data.encoders import TextEncoder, choose_encoder, gate
-from olm_data.encoders.base import concatenate
+from olm_data.encoders.base import AUDIT_EVERY, concatenate
 from olm_data.encoders.hf import HfEncoder
-from olm_data.encoders.text import AUDIT_EVERY
 from olm_data.errors import ValidationError
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 

@@ -30,8 +30,10 @@ def add_to(
 ) -> Summary:
     """Add inputs in this process."""
     recipe = make_recipe(inputs, shard_tokens=shard_tokens, **fields)
+    request = prepare(recipe, recipe.inputs, BaseDataset.open(str(output)))
     return tokenize(
-        prepare(recipe, recipe.inputs, BaseDataset.open(str(output))),
+        request,
+        request.find_encoder(),
         runner=runner or InlineRunner(),
         progress=Progress("add", stream=log or io.StringIO()),
     )

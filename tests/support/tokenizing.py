@@ -95,8 +95,10 @@ def make_dataset(
     **fields: Any,
 ) -> Summary:
     """Tokenise `inputs` into `output`, in this process unless a runner is given."""
+    request = make_request(inputs, tokenizer, str(output), **fields)
     return tokenize(
-        make_request(inputs, tokenizer, str(output), **fields),
+        request,
+        request.find_encoder(),
         runner=runner or InlineRunner(),
         progress=Progress("tokenize", stream=log or io.StringIO()),
     )

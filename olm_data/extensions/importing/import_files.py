@@ -268,14 +268,15 @@ def import_files(
         ResourceError: the files cannot be linked.
     """
     refuse_output(output)
-    found, passed = find(inputs, output)
+    found, beside = find(inputs, output)
+    passed = tally(beside)
     if strict_inputs:
         refuse_passed(passed)
     kind = np.dtype(_dtype(found, dtype, tokenizer))
     store = Store(absolute(output))
     names = [_name_below(store, file) for file in found]
     job = _Import(
-        store=store, files=found, passed=tally(passed), names=names, tokenizer=tokenizer, dtype=kind
+        store=store, files=found, passed=passed, names=names, tokenizer=tokenizer, dtype=kind
     )
     if all(name is None for name in names):  # else the folder is that of the files
         refuse_dataset_folder(store)

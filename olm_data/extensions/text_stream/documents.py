@@ -30,7 +30,7 @@ from olm_data.bounded_json import digest
 from olm_data.dataset.account import DROP_REASONS, NO_TOKENS, UNENCODABLE
 from olm_data.dataset.inputs import InputFile, ReadOptions, SourceRequest, Unit
 from olm_data.dataset.plan import likely_text
-from olm_data.encoders import TextEncoder, choose_encoder, known_encoder, make_encoder
+from olm_data.encoders import TextEncoder, find_encoder, make_encoder
 from olm_data.encoders.base import concatenate
 from olm_data.encoders.code_points import Ranges
 from olm_data.errors import InputError, UsageError, suggest
@@ -38,7 +38,6 @@ from olm_data.rows.fields import RowBatch, fill_labels, piece_offsets
 from olm_data.sources import DocumentBatch, SourcePlan, plan_units, read_units, resolve_source
 from olm_data.sources.base import TextOf
 from olm_data.sources.hub import list_inputs, read_texts
-from olm_data.sources.passed import SkippedFile
 from olm_data.threads import in_order
 from olm_data.tokenization.batches import delimit
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
@@ -420,7 +419,6 @@ class Corpus:
         tokenizer: with the tokens before and after each document.
         encoder, routed: the encoder that was chosen, and what it is not proved of.
         text_of: takes the text out of the rows of a hub dataset; None: a column has it.
-        passed: what lies among the inputs and is not read.
     """
 
     inputs: tuple[InputFile, ...]
@@ -430,7 +428,6 @@ class Corpus:
     encoder: str
     routed: Ranges = ()
     text_of: TextOf | None = None
-    passed: tuple[SkippedFile, ...] = ()
 
     def batches(self, unit: Unit) -> Iterator[DocumentBatch]:
         """Yield the documents of a unit, the same ones each time.
@@ -493,12 +490,8 @@ def open_corpus(
     if not units:
         raise InputError("there is no text", where=source.name, fix="check the paths")
     read = partial(_batches, source.inputs, options=source.options, text_of=text_of)
-    proof = known_encoder(encoder, tokenizer, "plain", size)
-    if proof is None:
-        first = (batch for unit in units for batch in read(unit) if batch.documents)
-        sample = next(((b.data, b.offsets) for b in first), None)
-        empty = np.zeros(0, np.uint8), np.zeros(1, np.int64)
-        proof = choose_encoder(encoder, tokenizer, "plain", sample or empty)
+    texts = ((b.data, b.offsets) for unit in units for b in read(unit) if b.documents)
+    proof = find_encoder(encoder, tokenizer, "plain", size, texts)
     return Corpus(
         inputs=source.inputs,
         options=source.options,
@@ -507,7 +500,6 @@ def open_corpus(
         encoder=proof.encoder,
         routed=proof.routed,
         text_of=text_of,
-        passed=source.passed,
     )
 
 

@@ -57,11 +57,11 @@ def train_tokenizer(
     from olm_data.dataset.account import DROP_REASONS
     from olm_data.extensions.train_tokenizer import train as verb
     from olm_data.sources import SourceRequest, resolve_source
-    from olm_data.sources.passed import passed_lines, tally
+    from olm_data.sources.passed import passed_lines
 
     asked = Values({"inputs": list(inputs), **given}, file="the command line")
     source = resolve_source(parse(SourceRequest, asked))
-    for line in passed_lines(tally(source.passed)):
+    for line in passed_lines(source.passed):
         warn(f"not read: {line}")
     if dry_run:
         size = sum(file.bytes for file in source.inputs)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.encoding import encoded, spec_of
 from support.tokenizer_kinds import bpe
 
-from olm_data.encoders.text import lost_characters
+from olm_data.encoders.base import lost_characters
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 

@@ -278,7 +278,7 @@ def test_a_run_given_up_early_names_bad_records_under_a_selection_too(
     request = make_request(
         [source], tiny_tokenizer, exclude_ids=str(tmp_path / "ids.txt"), sample="1/2"
     )
-    plan, reading = request.plan(), request.source
+    plan, reading = request.plan, request.source
     watch = BudgetWatch(plan, reading.inputs, reading.options, parse_budget("1"), {})
     counts = np.zeros((len(plan.tasks), len(Count)), np.int64)
     watch.check(counts, 0.5)  # nothing was counted yet, so there is nothing to judge
@@ -335,7 +335,7 @@ def test_the_plan_and_the_summary_say_what_was_chosen(
 ) -> None:
     options = everything(tmp_path)
     request = make_request(sources["gz"], tiny_tokenizer, **options)
-    said = "\n".join(plan_lines(request, request.plan(), None, "here"))
+    said = "\n".join(plan_lines(request, None, "here"))
     for line in (
         "where      n > 3",
         "exclude    4 ids",

@@ -20,10 +20,8 @@ from olm_data.errors import InputError, UsageError
 
 def passed(*arguments: Any) -> dict[str, set[str]]:
     """Return reason -> names of what is not read."""
-    found: dict[str, set[str]] = {}
-    for item in resolve_source(list(map(str, arguments))).passed:
-        found.setdefault(item.reason, set()).add(item.path)
-    return found
+    counted = resolve_source(list(map(str, arguments))).passed
+    return {reason: set(found.names) for reason, found in counted.items()}
 
 
 @pytest.fixture

@@ -302,7 +302,12 @@ def test_a_dataset_that_changed_since_it_was_opened_is_not_added_to(
     request = prepare(recipe, recipe.inputs, BaseDataset.open(str(out)))
     add_to(out, second)
     with pytest.raises(ConflictError, match="changed since it was opened"):
-        tokenize(request, runner=InlineRunner(), progress=Progress("add", stream=io.StringIO()))
+        tokenize(
+            request,
+            request.find_encoder(),
+            runner=InlineRunner(),
+            progress=Progress("add", stream=io.StringIO()),
+        )
 
 
 def test_a_damaged_dataset_is_not_added_to(tiny_tokenizer: Path, tmp_path: Path) -> None:

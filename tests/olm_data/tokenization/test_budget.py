@@ -48,7 +48,7 @@ def test_above_a_count_the_run_stops_and_a_larger_one_goes_on_from_there(
 ) -> None:
     runner, output = Counting(), tmp_path / "out"
     options: dict[str, Any] = {"shard_tokens": 500}
-    tasks = len(make_request(inputs, tiny_tokenizer, **options).plan().tasks)
+    tasks = len(make_request(inputs, tiny_tokenizer, **options).plan.tasks)
     with pytest.raises(InputError) as caught:
         make_dataset(inputs, tiny_tokenizer, output, runner=runner, max_bad="4", **options)
     assert 0 < len(runner.finished) < tasks
@@ -78,7 +78,7 @@ def test_places_in_an_unfinished_task_are_found_by_reading_it_again(
     inputs: list[Path], tiny_tokenizer: Path
 ) -> None:
     request = make_request(inputs, tiny_tokenizer)
-    plan, source = request.plan(), request.source
+    plan, source = request.plan, request.source
     watch = BudgetWatch(plan, source.inputs, source.options, parse_budget("3"), {})
     counts = np.zeros((len(plan.tasks), len(Count)), np.int64)
     counts[-1, [Count.DOCUMENTS, Count.DROPPED, Count.BAD]] = 30, 3, 3

@@ -37,7 +37,10 @@ request = make_request(
 options = msgspec.structs.replace(request.source.options, batch_bytes=1 << 18)
 request = replace(request, source=replace(request.source, options=options))
 made = tokenize(
-    request, runner=InlineRunner(), progress=Progress("tokenize", stream=io.StringIO())
+    request,
+    request.find_encoder(),
+    runner=InlineRunner(),
+    progress=Progress("tokenize", stream=io.StringIO()),
 )
 assert len(made.manifest.shards) == 1
 # not ru_maxrss, which begins with the memory of the process that started this one

@@ -18,7 +18,7 @@ def test_inputs_of_the_plan_do_not_depend_on_where_they_lie(
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
         files = [write_jsonl(tmp_path / folder / f"{k}.jsonl", texts(9)) for k in range(2)]
-        plans.append(make_request(files, tiny_tokenizer).plan().digest)
+        plans.append(make_request(files, tiny_tokenizer).plan.digest)
     assert plans[0] == plans[1]
 
 

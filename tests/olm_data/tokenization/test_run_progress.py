@@ -108,7 +108,12 @@ def test_a_run_tells_its_events_from_start_on(tiny_tokenizer: Path, tmp_path: Pa
 
             super().run(job, tasks, total, done=done, watch=slowly, note=note)
 
-    tokenize(request, runner=Slow(), progress=Progress("tokenize", events=events, clock=clock))
+    tokenize(
+        request,
+        request.find_encoder(),
+        runner=Slow(),
+        progress=Progress("tokenize", events=events, clock=clock),
+    )
     lines = [json.loads(line) for line in events.getvalue().splitlines()]
     assert lines[0]["event"] == "start"
     assert lines[0]["shards"] == len(lines) - 1 > 3
