@@ -38,15 +38,15 @@ class Counted(NamedTuple):
     Attributes:
         micro: its micro-batches on the device, as `_loss_of` takes them.
         counts: int64 [n].
-        names: of the metrics that are the sums of the counts over all ranks.
-        divisor: index of the count that the loss is divided by.
+        names: of the metrics that are the sums of the first counts over all ranks.
+        divisors: indices of the counts that the loss and its terms are divided by.
         known: other metrics, the same on each rank.
     """
 
     micro: Sequence[Any]
     counts: Tensor
     names: Sequence[str]
-    divisor: int = 0
+    divisors: Sequence[int] = (0,)
     known: Mapping[str, float] = {}
 
 
@@ -87,8 +87,8 @@ class GradientStep(TrainModule):
         """Return the micro-batches of a step on the device, and what they are counted as."""
 
     @abstractmethod
-    def _loss_of(self, batch: Any, divisor: Tensor, terms: LossTerms) -> MicroLoss:
-        """Return the loss of a micro-batch, divided by a count of the global batch."""
+    def _loss_of(self, batch: Any, divisors: Sequence[Tensor], terms: LossTerms) -> MicroLoss:
+        """Return the loss of a micro-batch, divided by counts of the global batch."""
 
     def _each(
         self, micro: Sequence[Any], loss_of: Callable[[Any], MicroLoss]
@@ -160,10 +160,10 @@ class GradientStep(TrainModule):
         """
         if not batches or not 1 <= step <= max_steps:
             raise ValueError(f"step {step} of {max_steps} with {len(batches)} micro-batches")
-        micro, own, names, index, known = self._counted(batches)
+        micro, own, names, indices, known = self._counted(batches)
         counts = self.world.sum(own).unbind()
         # A global batch without one valid label has loss 0 and gradient 0, not 0 / 0.
-        divisor = counts[index].clamp(min=1).to(torch.float32)
+        divisors = [counts[index].clamp(min=1).to(torch.float32) for index in indices]
 
         # Of the model and not of the optimiser, which may leave parameters alone. After a forward
         # pass without a backward one, as in an evaluation, FSDP2 still shows whole parameters in
@@ -173,7 +173,7 @@ class GradientStep(TrainModule):
         sums = defaultdict[str, Tensor](lambda: torch.zeros((), device=self.world.device))
         terms = LossTerms(self.model, self.world)
         with self._passes(step) as settle:
-            parts = self._each(micro, lambda batch: self._loss_of(batch, divisor, terms))
+            parts = self._each(micro, lambda batch: self._loss_of(batch, divisors, terms))
             for batch, part in zip(micro, parts, strict=True):
                 if self.watch_losses is not None and part.by_label is not None:
                     self.watch_losses(*self._watched(batch, part.by_label))
@@ -195,7 +195,7 @@ class GradientStep(TrainModule):
         metrics: dict[str, Tensor | float] = {**losses, GRAD_NORM: grad_norm, LR: lr}
         if self._guard is not None:
             metrics[STEP_SKIPPED] = blocked = self._guard.skipped()
-        metrics |= {**dict(zip(names, counts, strict=True)), **known, NON_FINITE: bad}
+        metrics |= {**dict(zip(names, counts, strict=False)), **known, NON_FINITE: bad}
         return terms.summed({**metrics, **self._stepped(blocked)})
 
     @torch.no_grad()

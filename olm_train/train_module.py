@@ -1,7 +1,8 @@
 """A decoder, its loss and its optimiser. No loop, no files, no clock.
 
 The loss of a step is the sum of the cross entropy over the global batch's valid labels divided by
-their number: how evenly they fall on ranks and micro-batches does not matter.
+their number: how evenly they fall on ranks and micro-batches does not matter. Where labels have
+weights w it is sum(w * loss) / sum(w).
 """
 
 from __future__ import annotations
@@ -177,6 +178,9 @@ class TransformerTrainModule(GradientStep):
             init_parameters(self.model, self.seed)
             self._has_weights = True
 
+    def require_weighing(self) -> None:
+        self.loss.require_weighing()
+
     def _counted(self, batches: Sequence[Batch | AnyBatch]) -> Counted:
         micro = self._shares(batches)
         if self.experts is not None:
@@ -188,22 +192,25 @@ class TransformerTrainModule(GradientStep):
             micro,
             counts,
             names=(TOKENS, LABELS, ATTENTION_PAIRS),
-            divisor=1,
+            divisors=(1, 3),
             known={SEQUENCE_LENGTH: micro[0].max_seqlen},
         )
 
-    def _loss_of(self, batch: Batch, divisor: Tensor, terms: LossTerms) -> MicroLoss:
+    def _loss_of(self, batch: Batch, divisors: Sequence[Tensor], terms: LossTerms) -> MicroLoss:
+        labels, divisor = divisors
         loss: Callable[..., LossSums] = self._loss
         loss = partial(loss, **terms.given(loss, 1 / divisor))
         if self.watch_losses is not None and self.loss.labels_apart:
             loss = with_labels(self._loss, self.loss.chunk_size or CHUNK_SIZE)
         reduce = partial(loss, labels=batch.labels)
+        if batch.weights is not None:
+            reduce = partial(reduce, weights=batch.weights)
         balance: dict[str, Tensor] = {}
         if self.experts is None:
             sums = self._reduce(batch, reduce)
         else:
             sums, routed = self._reduce(batch, reduce, routing=self.experts.routing(batch))
-            balance = self.experts.terms(routed, divisor)
+            balance = self.experts.terms(routed, labels)
         logged = {name: term.detach() for name, term in balance.items()}
         if isinstance(sums, Tensor):  # states, of a stage that is not the last
             states = carrying(sums, sum(balance.values(), sums.new_zeros(()))) if balance else sums
@@ -405,11 +412,13 @@ class TransformerTrainModule(GradientStep):
     def _reduce(self, batch: Batch, reduce: Callable[[Head, Tensor], Any], **options: Any) -> Any:
         return batch.through(self._forward, reduce, **options)
 
-    def _counts(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, valid labels and attention pairs of a batch, int64 scalars on its device."""
+    def _counts(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Tokens, valid labels, attention pairs, sum of the labels' weights, int64 scalars."""
         tokens = batch.input_ids.new_full((), batch.input_ids.numel())
         pairs = attention_pairs(self.model.config, batch.positions)
-        return tokens, count_valid(batch.labels), pairs
+        labels = count_valid(batch.labels)
+        weights = labels if batch.weights is None else count_valid(batch.labels, batch.weights)
+        return tokens, labels, pairs, weights
 
     def _groups_apart(self) -> list[dict[str, Any]]:
         """Return the groups of the optimiser, or none where they have one rate."""

@@ -110,6 +110,18 @@ class TrainModule(ABC):
     def check_length(self, steps: int, tokens: int) -> None:  # noqa: B027  # likewise
         """Refuse a run of a length that the schedule does not fit; default: nothing."""
 
+    def require_weighing(self) -> None:
+        """Refuse a lock with loss weights, `Batch.weights`; default: always.
+
+        Raises:
+            UsageError: losses of labels are not weighed.
+        """
+        raise UsageError(
+            f"{type(self).__name__} does not weigh labels, and the lock has loss weights",
+            why="it was not written for Batch.weights",
+            fix="write require_weighing once it is, or leave loss_weight out of the manifest",
+        )
+
     def describe(self) -> list[str]:
         """Return lines to print before the first step; default: none."""
         return []

@@ -106,6 +106,8 @@ class Trainer(TrainingRun):
         on_cancel: Literal["finish", "requeue"] = "finish",
     ) -> None:
         require_parts(train_module, data_loader, max_duration, hard_stop)
+        if data_loader.lock is not None and data_loader.lock.loss_weights:
+            train_module.require_weighing()
         self.train_module, self.data_loader = train_module, data_loader
         self.save_folder = absolute(str(save_folder))
         super().__init__(train_module.world, Path(work_dir or default_work_dir(self.save_folder)))

@@ -8,6 +8,7 @@ come from elsewhere, and its digest says only that nobody changed it since.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -37,6 +38,9 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _REST = ".rest"
 _MAX_TEXT = 1 << 16  # characters of a condition
 
+LOSS_UNITS, MAX_LOSS_WEIGHT = 1000, 1000
+"""Parts of 1 that the loss weight of a source is counted in; the largest there is."""
+
 
 class LockSource(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
@@ -45,7 +49,8 @@ class LockSource(
 
     `plan` is what the row plan must be where the packing or a view needs one, else None. `view` is
     what is drawn on, None for all documents; `tokens`, `documents` and `trained` are the whole
-    dataset's. `trained` counts the tokens that are trained; None: all are.
+    dataset's. `trained` counts the tokens that are trained; None: all are. What the loss of one is
+    multiplied by is `loss_weight`, an exact "n/d"; None: by 1.
     """
 
     name: str
@@ -59,6 +64,7 @@ class LockSource(
     plan: PlanInfo | None = None
     view: ViewInfo | None = None
     trained: Size | None = None
+    loss_weight: str | None = None
 
     @property
     def tokens_kept(self) -> int:
@@ -162,6 +168,12 @@ class LockFile(
     tools: dict[str, str]
     digest: str
     extends: tuple[OlderLock, ...] = ()
+
+    @property
+    def loss_weights(self) -> tuple[int, ...]:
+        """What the loss of a token of each source counts, in whole numbers; () where all alike."""
+        units = [int(Fraction(source.loss_weight or 1) * LOSS_UNITS) for source in self.sources]
+        return tuple(u // math.gcd(*units) for u in units) if len(set(units)) > 1 else ()
 
     @property
     def manifest_stages(self) -> list[ManifestStage]:
@@ -285,6 +297,11 @@ def strange_name(lock: LockFile) -> str | None:
     return next((name for name in names if not is_mixture_name(name)), None)
 
 
+def is_loss_weight(weight: Fraction) -> bool:
+    """Whether a source may have this loss weight: some whole numbers are in proportion to all."""
+    return 0 < weight <= MAX_LOSS_WEIGHT and (weight * LOSS_UNITS).denominator == 1
+
+
 def _texts_fit(lock: LockFile) -> bool:
     """Whether all fractions, digests and other texts are such as a manifest can lead to."""
     exact, digests, plain = list[str](), [lock.tokenizer.sha256], list[str]()
@@ -292,7 +309,7 @@ def _texts_fit(lock: LockFile) -> bool:
         exact += [*stage.wanted, *stage.epochs, *stage.max_epochs.values()]
         plain += [text for item in stage.weights_file.items() for text in item]
     for source in lock.sources:
-        exact.append(source.max_epochs)
+        exact += [source.max_epochs, source.loss_weight or "1"]
         digests.append(source.dataset)
         if source.plan is not None:
             digests += source.plan.sha256.values()
@@ -303,6 +320,7 @@ def _texts_fit(lock: LockFile) -> bool:
     digests += [older.digest for older in lock.extends]
     return (
         all(map(_EXACT.fullmatch, exact))
+        and all(is_loss_weight(Fraction(source.loss_weight or 1)) for source in lock.sources)
         and all(map(_DIGEST.fullmatch, digests))
         and not any(acts(text) or len(text) > _MAX_TEXT for text in plain)
     )

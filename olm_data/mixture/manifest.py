@@ -25,6 +25,7 @@ from olm_data.config.hints import OneOf, Reader
 from olm_data.config.strict_yaml import MAX_INTEGER
 from olm_data.config.values import Values
 from olm_data.errors import UsageError, quoted
+from olm_data.mixture.lock_format import LOSS_UNITS, MAX_LOSS_WEIGHT, is_loss_weight
 from olm_data.mixture.stage_spec import (
     SequenceLength,
     StageKeys,
@@ -83,6 +84,22 @@ _IDS = _location(
 )
 
 
+def _loss_weight(data: Any) -> Fraction:
+    if type(data) in (int, Fraction) and is_loss_weight(weight := Fraction(data)):
+        return weight
+    raise UsageError(
+        f"{quoted(data)} is no loss weight",
+        fix=f"give a number above 0 and up to {MAX_LOSS_WEIGHT:,}, of three decimals at most",
+    )
+
+
+_LOSS_WEIGHT = Reader(
+    _loss_weight,
+    "a loss weight",
+    {"type": "number", "minimum": 1 / LOSS_UNITS, "maximum": MAX_LOSS_WEIGHT},
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceKeys:
     """One source as it is written.
@@ -92,12 +109,14 @@ class SourceKeys:
         max_epochs: how often its rows may be drawn in the run.
         where: condition over columns: only these documents are drawn.
         exclude_ids: file of ids, one a line: these documents are left out.
+        loss_weight: what the loss of one of its tokens is multiplied by; three decimals at most.
     """
 
     data: Annotated[str, _DATA]
     max_epochs: Annotated[Fraction, Meta(gt=0)] = Fraction(4)
     where: Condition | None = None
     exclude_ids: Annotated[str, _IDS] | None = None
+    loss_weight: Annotated[Fraction, _LOSS_WEIGHT] = Fraction(1)
 
 
 @dataclass(frozen=True, kw_only=True)

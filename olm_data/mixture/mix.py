@@ -307,6 +307,7 @@ class MixPlan:
             plan=plan,
             view=view,
             trained=dataset.manifest.trained,
+            loss_weight=None if spec.loss_weight == 1 else ratio(spec.loss_weight),
         )
 
     def _order(self, sources: Sequence[LockSource]) -> Order:

@@ -240,7 +240,7 @@ def _refuse_other_source(mixture: Mixture, old: LockSource, new: LockSource) -> 
     ]
     if differences:
         raise UsageError(
-            f"source {old.name!r} has other rows than in the lock: " + "; ".join(differences),
+            f"source {old.name!r} is another one than in the lock: " + "; ".join(differences),
             where=mixture.where("sources", old.name),
             why="which of its rows were drawn would mean nothing, so some would repeat or be lost",
             fix=f"give it another name, such as {typed(old.name)}-2: it begins with its first row, "

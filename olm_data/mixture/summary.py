@@ -71,6 +71,7 @@ class SourceSummary(msgspec.Struct, frozen=True, kw_only=True):
         padding: share of the inputs of its rows that are padding.
         view: what its view keeps, None without a view.
         trained: share of its dataset's tokens that is trained.
+        loss_weight: what the loss of one of its tokens is multiplied by.
     """
 
     source: str
@@ -85,11 +86,13 @@ class SourceSummary(msgspec.Struct, frozen=True, kw_only=True):
     share_got: Share
     view: ViewSummary | None
     trained: Share = 1.0
+    loss_weight: float = 1.0
 
 
 _RUN = (
     *("source", "tokens_available=available", "tokens_in_no_row=in no row", "padding"),
     *("rows", "tokens", "epochs", "max_epochs=max", "share_got=share", "trained"),
+    "loss_weight=loss weight",
     "view=kept by its view",
 )
 
@@ -166,6 +169,7 @@ def _source(lock: Lock, index: int, source: LockSource) -> SourceSummary:
         max_epochs=float(Fraction(source.max_epochs)),
         share_got=rows / lock.total_rows,
         trained=1.0 if source.trained is None else source.trained / source.tokens,
+        loss_weight=float(Fraction(source.loss_weight or 1)),
         view=None
         if source.view is None
         else ViewSummary(

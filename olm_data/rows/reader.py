@@ -384,7 +384,7 @@ class Windows:
     Args:
         shards: the shards of all datasets.
         rows: int64 [m] ids that go into the batches.
-        source: integers [m], the dataset of each row.
+        source: integers [m], the dataset of each row; kept as `source`.
         start: int64 [m], first token of each window, counted over the dataset; of a source with a
             row plan, the number of the row.
         length: S.
@@ -418,7 +418,7 @@ class Windows:
         self._by_shard = by_position[inside[by_position]]
         self._shard_column = shard[self._by_shard]
         self._local_column = local[self._by_shard]
-        self._source, self._start, self._shard, self._local = source, start, shard, local
+        self.source, self._start, self._shard, self._local = source, start, shard, local
         self._checked = np.zeros(len(rows), dtype=bool)
         self._near: dict[int, memoryview] = {}  # shard -> its tokens, where they need no widening
         self._looked_up: set[int] = set()
@@ -491,7 +491,7 @@ class Windows:
         for row, valid in padded:
             lease.labels[row, max(0, valid - 1) :] = IGNORED_LABEL
         if any(self._shards.labelled):
-            for row, source in enumerate(self._source[i:j].tolist()):
+            for row, source in enumerate(self.source[i:j].tolist()):
                 if self._shards.labelled[source]:
                     hide_untrained(self._trained(i + row), lease.labels[row])
         return cuts, gathered[:, -1].copy()
@@ -522,7 +522,7 @@ class Windows:
 
     def _read_across(self, k: int, out: NDArray[Any]) -> int:
         """Put row k together in `out`, [S+1] zeros; return how many tokens it has."""
-        source, local = int(self._source[k]), int(self._local[k])
+        source, local = int(self.source[k]), int(self._local[k])
         dataset, plan = self._shards.datasets[source], self._shards.plans[source]
         done, cuts = 0, []
         if plan is None:
@@ -541,7 +541,7 @@ class Windows:
 
     def _trained(self, k: int) -> NDArray[np.bool_]:
         """Return bool [n], which tokens of row k are trained; n is at most S + 1."""
-        source, start = int(self._source[k]), int(self._start[k])
+        source, start = int(self.source[k]), int(self._start[k])
         plan, left = self._shards.plans[source], self._shards.datasets[source].tokens - start
         pieces = [(start, min(self._length + 1, left))] if plan is None else plan.pieces(start)
         return np.concatenate([self._shards.trained(source, *piece) for piece in pieces])

@@ -58,6 +58,8 @@ class Batch:
         dealt: int64 [degree, k]; where several ranks share the micro-batch, the chunks of each, see
             `dealing.deal`. None: not dealt.
         needs: by window of the layers, where ranks exchange no more; see `dealing.needs_of`.
+        weights: int32 [b, S], above 0; what the loss of each label is multiplied by, in proportion.
+            None: all count alike.
     """
 
     input_ids: Tensor
@@ -67,6 +69,7 @@ class Batch:
     rows: Tensor
     dealt: Tensor | None = None
     needs: Mapping[int | None, Need] = field(default_factory=dict)
+    weights: Tensor | None = None
 
     @property
     def doc_start(self) -> Tensor:
@@ -120,8 +123,11 @@ class Batch:
         )
 
     @classmethod
-    def from_rows(cls, rows: RowBatch) -> Batch:
+    def from_rows(cls, rows: RowBatch, weights: NDArray[np.int32] | None = None) -> Batch:
         """Wrap the arrays of a `RowBatch` without copying them.
+
+        Args:
+            weights: int32 [b], of the labels of each row.
 
         Raises:
             ValidationError: the offsets are not ones an attention kernel can be given.
@@ -134,12 +140,16 @@ class Batch:
             cu_seqlens=torch.from_numpy(cu_seqlens),
             max_seqlen=rows.max_seqlen,
             rows=torch.from_numpy(rows.rows),
+            weights=None
+            if weights is None
+            else torch.from_numpy(weights)[:, None].expand(rows.labels.shape),
         )
 
     @classmethod
     def join(cls, batches: Sequence[Batch]) -> Batch:
         """Return the rows of several micro-batches of one sequence length as one; copies them."""
-        names = ("input_ids", "labels", "rows")
+        names = ["input_ids", "labels", "rows"]
+        names += ["weights"] * (batches[0].weights is not None)
         joined: dict[str, Any] = {
             n: torch.cat([getattr(batch, n) for batch in batches]) for n in names
         }

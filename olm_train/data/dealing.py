@@ -229,8 +229,8 @@ def digest_of(batches: Sequence[Batch]) -> str:
 class Share(Batch):
     """One rank's tokens of a micro-batch of b rows of S tokens: n = b * S / degree of them.
 
-    `input_ids` and `labels` are int64 [1, n], its own, in the order of the micro-batch. All else is
-    that of the whole.
+    `input_ids` and `labels` are int64 [1, n], its own, in the order of the micro-batch; so are
+    `weights`, int32. All else is that of the whole.
 
     Attributes:
         whole: the micro-batch.
@@ -261,6 +261,7 @@ class Share(Batch):
         return cls(
             input_ids=whole.input_ids.flatten()[own][None],
             labels=whole.labels.flatten()[own][None],
+            weights=None if whole.weights is None else whole.weights.flatten()[own][None],
             cu_seqlens=whole.cu_seqlens,
             max_seqlen=whole.max_seqlen,
             rows=whole.rows,
@@ -298,8 +299,9 @@ class Share(Batch):
 class Slice(Batch):
     """One rank's tokens of a micro-batch, or of a share of one: S / degree of each row of S.
 
-    `input_ids` and `labels` are int64 [b, S / degree]. All else is that of the whole, and so is
-    what goes into the model: ranks have other tokens between products of matrices alone.
+    `input_ids` and `labels` are int64 [b, S / degree], `weights` int32. All else is that of the
+    whole, and so is what goes into the model: ranks have other tokens between products of matrices
+    alone.
 
     Attributes:
         whole: the micro-batch, or the share.
@@ -318,9 +320,11 @@ class Slice(Batch):
             UsageError: the ranks cannot have as many of each row.
         """
         require_equal_parts(whole.input_ids.shape[1], degree, "train_module.tp_config.degree")
+        weights = whole.weights
         return cls(
             input_ids=whole.input_ids.chunk(degree, 1)[rank],
             labels=whole.labels.chunk(degree, 1)[rank],
+            weights=None if weights is None else weights.chunk(degree, 1)[rank],
             cu_seqlens=whole.cu_seqlens,
             max_seqlen=whole.max_seqlen,
             rows=whole.rows,

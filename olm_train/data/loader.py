@@ -47,7 +47,7 @@ from olm_data.order.steps import (
     rows_of_tokens,
 )
 from olm_data.rows.cache_plan import CacheOptions
-from olm_data.rows.reader import DatasetRows, RowReader
+from olm_data.rows.reader import DatasetRows, RowReader, Windows
 from olm_data.tokenization.waiting import Waiting
 from olm_train.data.base import DataLoaderBase
 from olm_train.data.batch import Batch
@@ -542,6 +542,14 @@ def read_steps(
 ) -> Iterator[list[Batch]]:
     """Read the micro-batches of one rank for each of `steps`."""
     size = part.microbatch_rows
+    weights = np.array(reader.lock.loss_weights, np.int32)
+
+    def batch(windows: Windows, i: int, parts: int) -> Batch:
+        rows, weighed = windows.read(i, i + size, parts), None
+        if weights.size:
+            weighed = weights[windows.source[i : i + size]].repeat(parts)
+        return Batch.from_rows(rows, weighed)
+
     for chunk, per_rank in _chunks(schedule.sizes, steps, part.world_size):
         ranks = range(part.rank, part.rank + 1)
         windows = reader.prepare(_rows_of_ranks(schedule, chunk, ranks, part.world_size)[1])
@@ -551,10 +559,7 @@ def read_steps(
             if reader.remote is not None:
                 reader.remote.reached(step)
             parts = reader.sequence_length // phase_of(phases, step).sequence_length
-            batches = [
-                Batch.from_rows(windows.read(i, i + size, parts))
-                for i in range(begin, begin + per_rank, size)
-            ]
+            batches = [batch(windows, i, parts) for i in range(begin, begin + per_rank, size)]
             if part.dealing is not None:
                 batches = [part.dealing(batch) for batch in batches]
             yield [batch.pin_memory() for batch in batches] if pin else batches

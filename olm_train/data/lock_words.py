@@ -19,7 +19,8 @@ def describe_lock(lock: Lock) -> dict[str, str]:
         "tokenizer": lock.tokenizer.sha256,
     }
     for source in lock.sources:
-        lines[f"source {source.name}"] = f"dataset {source.dataset}, {source.rows} rows"
+        weight = f", loss weight {source.loss_weight}" if source.loss_weight else ""
+        lines[f"source {source.name}"] = f"dataset {source.dataset}, {source.rows} rows{weight}"
     for stage in lock.stages:
         cut = f", cut into rows of {stage.sequence_length}" if stage.sequence_length else ""
         lines[f"stage {stage.label}"] = f"{stage.rows} rows in blocks of {list(stage.counts)}{cut}"

@@ -22,6 +22,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
+from olm_train.data.loader import DataLoader
 from olm_train.model.config import DecoderConfig
 
 
@@ -46,6 +47,18 @@ def document_pairs(config: DecoderConfig, length: int) -> float:
         seen = length if window is None else min(window, length)
         total += layers * (seen * (seen + 1) // 2 + (length - seen) * seen)
     return total / config.n_layers
+
+
+def flops_of_steps(config: DecoderConfig, loader: DataLoader, steps: range) -> float:
+    """FLOPs of some steps of a run, counted from 0; documents as long as a row of their phase."""
+    total = 0.0
+    for phase in loader.phases():
+        first, stop = max(phase.first, steps.start), min(phase.stop, steps.stop)
+        if first < stop:
+            pairs = document_pairs(config, phase.sequence_length) / phase.sequence_length
+            tokens = loader.tokens_before(stop) - loader.tokens_before(first)
+            total += tokens * num_flops_per_token(config, pairs_per_token=pairs)
+    return total
 
 
 def attention_pairs(config: DecoderConfig, positions: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
 """Cross entropy as a sum over valid labels; who divides by which count is the caller's business.
 
 Labels of -100 (the next token belongs to another document, or to padding) add nothing, neither to
-the sum nor to the gradient, also where no label of a micro-batch is valid. The z-loss pulls the
+the sum nor to the gradient, also where no label of a micro-batch is valid. Labels may have weights,
+which their losses are multiplied by. The z-loss pulls the
 soft-max's normaliser to 1: a multiple of the sum of log(sum(exp(logits)))^2 over the same labels
 (PaLM, Chowdhery et al., 2022).
 
-    head, states [b, S, d_model], labels [b, S]  --a Loss-->  LossSums
+    head, states [b, S, d_model], labels [b, S], weights [b, S] | None  --a Loss-->  LossSums
 
 Which loss a run takes is `loss_config.py`'s business; the one in chunks is in `loss_chunked.py`.
 """
@@ -29,14 +30,14 @@ IGNORE_INDEX = -100
 
 
 class LossSums(NamedTuple):
-    """fp32 (of a model in fp64: fp64) scalars in nats, summed over the valid labels.
+    """fp32 (of a model in fp64: fp64) scalars in nats, summed over the valid labels by weight.
 
     Attributes:
         total: what is differentiated.
         cross_entropy: without the z-loss, detached.
         z: the z-loss, multiplied, detached; None: there is none.
-        by_label: the cross entropy of each label, detached, in the order of the labels flattened,
-            0 where ignored; the computation has it anyway. None: it has not.
+        by_label: the cross entropy of each label, not weighted, detached, in the order of the
+            labels flattened, 0 where ignored; the computation has it anyway. None: it has not.
     """
 
     total: Tensor
@@ -51,44 +52,61 @@ class Loss(Protocol):
     def __call__(self, head: Head, x: Tensor, labels: Tensor) -> LossSums: ...
 
 
-def loss_sums(logits: Tensor, labels: Tensor, z_multiplier: float | None) -> LossSums:
-    """The plain loss of logits [b, S, V] and labels int64 [b, S]."""
+class WeighingLoss(Protocol):
+    """A loss that is also given weights int32 [b, S] of the labels, where a batch has them."""
+
+    def __call__(
+        self, head: Head, x: Tensor, labels: Tensor, weights: Tensor | None = None
+    ) -> LossSums: ...
+
+
+def loss_sums(
+    logits: Tensor, labels: Tensor, z_multiplier: float | None, weights: Tensor | None = None
+) -> LossSums:
+    """The plain loss of logits [b, S, V], labels int64 [b, S] and their weights."""
     total, cross_entropy, z, by_label = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
-        logits.flatten(0, -2), labels.flatten(), z_multiplier or 0.0
+        logits.flatten(0, -2),
+        labels.flatten(),
+        None if weights is None else weights.flatten(),
+        z_multiplier or 0.0,
     )
     return LossSums(total, cross_entropy, None if z_multiplier is None else z, by_label)
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """(logits [n, V], labels [n], multiplier of the z-loss) -> the fields of `LossSums`.
+    """(logits [n, V], labels [n], weights [n] | None, z-multiplier) -> the fields of `LossSums`.
 
     The gradient is written over the log-probabilities, the only large tensor that is kept.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, z_multiplier: float
+        ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor | None, z_multiplier: float
     ) -> tuple[Tensor, ...]:
         log_p = F.log_softmax(logits, -1, dtype=wide(logits.dtype))
         valid = (labels != IGNORE_INDEX)[:, None]
         place = labels[:, None].where(valid, 0)
         normaliser = (logits.gather(1, place) - log_p.gather(1, place)).where(valid, 0)  # [n, 1]
-        ctx.save_for_backward(log_p, place, valid, normaliser)
+        share = valid if weights is None else weights[:, None].where(valid, 0).to(log_p.dtype)
+        ctx.save_for_backward(log_p, place, share, normaliser)
         ctx.dtype, ctx.z_multiplier = logits.dtype, z_multiplier
-        z = z_multiplier * normaliser.square().sum()
-        total = F.nll_loss(log_p, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+        z = z_multiplier * (share * normaliser.square()).sum()
         by_label = F.nll_loss(log_p, labels, ignore_index=IGNORE_INDEX, reduction="none")
+        if weights is None:
+            total = F.nll_loss(log_p, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+        else:
+            total = (share[:, 0] * by_label).sum()
         others = (total.clone(), z, by_label)
         ctx.mark_non_differentiable(*others)
         return (total + z, *others)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
-        log_p, place, valid, normaliser = ctx.saved_tensors
-        scale = upstream[0] * valid  # [n, 1]
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        log_p, place, share, normaliser = ctx.saved_tensors
+        scale = upstream[0] * share  # [n, 1]
         grad = log_p.exp_().mul_(scale * (1 + 2 * ctx.z_multiplier * normaliser))
         grad.scatter_(1, place, grad.gather(1, place) - scale)
-        return grad.to(ctx.dtype), None, None
+        return grad.to(ctx.dtype), None, None, None
 
 
 def cross_entropy_by_label(logits: Tensor, labels: Tensor) -> Tensor:
@@ -124,6 +142,7 @@ def sum_by_piece(by_label: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Tensor
     )
 
 
-def count_valid(labels: Tensor) -> Tensor:
-    """Number of labels that count, int64 scalar on the labels' device."""
-    return (labels != IGNORE_INDEX).sum(dtype=torch.int64)
+def count_valid(labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Number of labels that count, or sum of their weights; int64 scalar on the labels' device."""
+    valid = labels != IGNORE_INDEX
+    return (valid if weights is None else weights.where(valid, 0)).sum(dtype=torch.int64)

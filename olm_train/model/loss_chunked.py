@@ -22,20 +22,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from olm_train.model.head import Head
-from olm_train.model.loss import Loss, LossSums, cross_entropy_by_label
+from olm_train.model.loss import Loss, LossSums, WeighingLoss, cross_entropy_by_label
 from olm_train.model.precision import at_least_fp32, wide
 
-Sums = Callable[[Tensor, Tensor], LossSums]
-"""(logits [n, V], labels [n]) -> LossSums."""
+Sums = Callable[[Tensor, Tensor, Tensor | None], LossSums]
+"""(logits [n, V], labels [n], weights [n] | None) -> LossSums."""
 
 
-def chunked_loss(sums: Sums, chunk_size: int) -> Loss:
+def chunked_loss(sums: Sums, chunk_size: int) -> WeighingLoss:
     """A loss that computes `sums` on `chunk_size` states at a time."""
 
-    def loss(head: Head, x: Tensor, labels: Tensor) -> LossSums:
+    def loss(head: Head, x: Tensor, labels: Tensor, weights: Tensor | None = None) -> LossSums:
         if not torch.is_grad_enabled():
-            return _add([sums(head.logits(a), b) for a, b in _chunks(x, labels, chunk_size)])
-        outputs = _Chunked.apply(x, head.weight, labels, head, sums, chunk_size)  # type: ignore[no-untyped-call]
+            chunks = _chunks(x, labels, weights, chunk_size)
+            return _add([sums(head.logits(a), b, c) for a, b, c in chunks])
+        outputs = _Chunked.apply(x, head.weight, labels, weights, head, sums, chunk_size)  # type: ignore[no-untyped-call]
         return LossSums(*outputs)
 
     return loss
@@ -62,7 +63,7 @@ def by_label_chunked(
         return cross_entropy_by_label(head.logits(x), labels)
     parts = [
         cross_entropy_by_label(head.logits(a)[None], b[None])[0]
-        for a, b in _chunks(x, labels, chunk_size)
+        for a, b, _ in _chunks(x, labels, None, chunk_size)
     ]
     return torch.cat(parts).view_as(labels)
 
@@ -81,9 +82,13 @@ def with_labels(loss: Loss, chunk_size: int) -> Loss:
     return both
 
 
-def _chunks(x: Tensor, labels: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of [size, d_model] states and [size] labels; the last may be shorter."""
-    return list(zip(x.flatten(0, -2).split(size), labels.flatten().split(size), strict=True))
+def _chunks(
+    x: Tensor, labels: Tensor, weights: Tensor | None, size: int
+) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """[size, d_model] states, [size] labels and weights; the last may be shorter."""
+    states, places = x.flatten(0, -2).split(size), labels.flatten().split(size)
+    shares = [None] * len(places) if weights is None else weights.flatten().split(size)
+    return list(zip(states, places, shares, strict=True))
 
 
 def _add(parts: list[LossSums]) -> LossSums:
@@ -105,16 +110,17 @@ class _Chunked(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         labels: Tensor,
+        weights: Tensor | None,
         head: Head,
         sums: Sums,
         chunk_size: int,
     ) -> LossSums:
         weight_grad = torch.zeros_like(weight, dtype=wide(weight.dtype))
         x_grads, parts = [], []
-        for states, chunk_labels in _chunks(x, labels, chunk_size):
+        for states, wanted, shares in _chunks(x, labels, weights, chunk_size):
             products = F.linear(states, weight).requires_grad_()
             with torch.enable_grad():
-                part = sums(head.of_products(products), chunk_labels)
+                part = sums(head.of_products(products), wanted, shares)
             (grad,) = torch.autograd.grad(part.total, products)
             x_grads.append(grad @ weight)
             if grad.dtype == weight_grad.dtype:
@@ -131,4 +137,4 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         x_grad, weight_grad = ctx.saved_tensors
         scale = upstream[0]
-        return (x_grad * scale).to(x_grad), (weight_grad * scale).to(weight_grad), *(None,) * 4
+        return (x_grad * scale).to(x_grad), (weight_grad * scale).to(weight_grad), *(None,) * 5

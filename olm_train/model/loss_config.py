@@ -60,24 +60,39 @@ class LossChoice:
         """Whether the losses of single labels cost a pass of their own (`with_labels`)."""
         return self.own is None and self.name == "linear_cross_entropy"
 
+    def require_weighing(self) -> None:
+        """Refuse to weigh labels, as the `loss_weight` of a source asks for.
+
+        Raises:
+            UsageError: this loss gives one sum over all labels.
+        """
+        if self.own is not None or self.name == "linear_cross_entropy":
+            raise UsageError(
+                f"the loss {self.name} does not weigh labels, and the lock has loss weights",
+                where="train_module.loss.name",
+                why="it gives one sum over all labels",
+                fix="use name: chunked, or leave loss_weight out of the manifest",
+            )
+
     def build(self) -> Loss:
         """Return the function."""
         if self.own is not None:
             return self.own.sums
         if self.name == "linear_cross_entropy":
             return _linear_cross_entropy
-        sums: Callable[[Tensor, Tensor, float | None], LossSums] = loss_sums
+        sums: Callable[[Tensor, Tensor, float | None, Tensor | None], LossSums] = loss_sums
         if self.compiled:
             sums = CompiledByKind(loss_sums)
         multiplier = self.z_loss_multiplier
         in_chunks = chunked_loss(
-            lambda logits, labels: sums(logits, labels, multiplier), self.chunk_size or CPU_CHUNK
+            lambda logits, labels, weights: sums(logits, labels, multiplier, weights),
+            self.chunk_size or CPU_CHUNK,
         )
 
-        def loss(head: Head, x: Tensor, labels: Tensor) -> LossSums:
+        def loss(head: Head, x: Tensor, labels: Tensor, weights: Tensor | None = None) -> LossSums:
             if self.tokens_at_once(on_cpu=x.is_cpu) is not None:
-                return in_chunks(head, x, labels)
-            return sums(head.logits(x), labels, multiplier)
+                return in_chunks(head, x, labels, weights)
+            return sums(head.logits(x), labels, multiplier, weights)
 
         return loss
 

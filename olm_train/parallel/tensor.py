@@ -241,7 +241,13 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, z_multiplier: float, ranks: Ranks, first: int
+        ctx: Any,
+        logits: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+        z_multiplier: float,
+        ranks: Ranks,
+        first: int,
     ) -> tuple[Tensor, ...]:
         exp = logits.to(wide(logits.dtype), copy=True)
         here = (labels >= first) & (labels < first + logits.shape[1])
@@ -258,21 +264,23 @@ class _CrossEntropy(torch.autograd.Function):
         logs = sums.log()
         by_label = (logs - chosen).where(valid, 0)[:, 0]
         normaliser = (largest + logs).where(valid, 0)  # [n, 1]
-        ctx.save_for_backward(exp.div_(sums), place, here[:, None], valid, normaliser)
+        share = valid if weights is None else weights[:, None].where(valid, 0).to(exp.dtype)
+        ctx.save_for_backward(exp.div_(sums), place, here[:, None], share, normaliser)
         ctx.dtype, ctx.z_multiplier = logits.dtype, z_multiplier
-        z, total = z_multiplier * normaliser.square().sum(), by_label.sum()
+        z = z_multiplier * (share * normaliser.square()).sum()
+        total = (share[:, 0] * by_label).sum()
         others = (total.clone(), z, by_label)
         ctx.mark_non_differentiable(*others)
         return (total + z, *others)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        p, place, here, valid, normaliser = ctx.saved_tensors
-        scale = upstream[0] * valid  # [n, 1]
+        p, place, here, share, normaliser = ctx.saved_tensors
+        scale = upstream[0] * share  # [n, 1]
         grad = p.mul_(scale * (1 + 2 * ctx.z_multiplier * normaliser))
         if grad.shape[1]:
             grad.scatter_add_(1, place, -scale * here)
-        return grad.to(ctx.dtype), None, None, None, None
+        return grad.to(ctx.dtype), *(None,) * 5
 
 
 class TensorParallel:
@@ -353,15 +361,18 @@ class TensorParallel:
         for module, name, parts in self._parts:
             with_parts(getattr(module, name), parts)
 
-    def loss(self, head: Head, x: Tensor, labels: Tensor) -> LossSums:
-        """The loss that was chosen, of states [b, s, d_model] and labels [b, s] of this rank.
+    def loss(
+        self, head: Head, x: Tensor, labels: Tensor, weights: Tensor | None = None
+    ) -> LossSums:
+        """The loss that was chosen, of states [b, s, d_model], labels [b, s] and their weights.
 
         Returns:
             What is differentiated is that of the tokens of all ranks: each has the gradient of a
             part of the head. All else is this rank's share.
         """
         every, degree = self.ranks.collect(labels)(), self.ranks.degree
-        found = self._sums(head, x, every, self._choice.tokens_at_once(on_cpu=x.is_cpu))
+        weights = None if weights is None else self.ranks.collect(weights)()
+        found = self._sums(head, x, every, weights, self._choice.tokens_at_once(on_cpu=x.is_cpu))
         by_label = found.by_label
         return found._replace(
             cross_entropy=found.cross_entropy / degree,
@@ -371,18 +382,25 @@ class TensorParallel:
             else self.ranks.own(by_label.view_as(every)).flatten(),
         )
 
-    def _sums(self, head: Head, x: Tensor, labels: Tensor, chunk_size: int | None) -> LossSums:
-        """The sums of states of this rank, and labels of all."""
+    def _sums(
+        self,
+        head: Head,
+        x: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+        chunk_size: int | None,
+    ) -> LossSums:
+        """The sums of states of this rank, and labels and weights of all."""
         multiplier = self._choice.z_loss_multiplier
 
-        def sums(logits: Tensor, labels: Tensor) -> LossSums:
+        def sums(logits: Tensor, labels: Tensor, weights: Tensor | None) -> LossSums:
             total, cross_entropy, z, by_label = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
-                logits, labels, multiplier or 0.0, self.ranks, self._first
+                logits, labels, weights, multiplier or 0.0, self.ranks, self._first
             )
             return LossSums(total, cross_entropy, None if multiplier is None else z, by_label)
 
         chunked = chunked_loss(sums, chunk_size or labels.numel())
-        return chunked(Head(*head), self.ranks.gather(x), labels)
+        return chunked(Head(*head), self.ranks.gather(x), labels, weights)
 
     @torch.no_grad()
     def by_label(
@@ -397,7 +415,7 @@ class TensorParallel:
         """As `by_label_chunked`, of states of this rank, and labels of all."""
         if fp32_logits:
             head, x = head._replace(weight=at_least_fp32(head.weight)), at_least_fp32(x)
-        found = self._sums(head, x, labels, chunk_size).by_label
+        found = self._sums(head, x, labels, None, chunk_size).by_label
         assert found is not None
         return found.view_as(labels)
 

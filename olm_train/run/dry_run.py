@@ -27,7 +27,7 @@ from olm_train.distributed.threads import Processors, choose
 from olm_train.distributed.world import World
 from olm_train.duration import run_length
 from olm_train.estimate.device_defaults import Capability, resolve
-from olm_train.estimate.flops import document_pairs, num_flops_per_token
+from olm_train.estimate.flops import flops_of_steps
 from olm_train.estimate.gpus import GPUS, Gpu
 from olm_train.estimate.layout import require_layout
 from olm_train.estimate.memory import TrainingTensors, memory_of_step
@@ -224,14 +224,7 @@ def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -
         loader, config.model.num_params, config.trainer.max_duration, config.trainer.hard_stop
     )
     tokens = loader.tokens_before(stop_step)
-    pairs = sum(
-        (loader.tokens_before(min(phase.stop, stop_step)) - loader.tokens_before(phase.first))
-        * document_pairs(config.model, phase.sequence_length)
-        / phase.sequence_length
-        for phase in loader.phases()
-        if phase.first < stop_step
-    )
-    flops = num_flops_per_token(config.model, pairs_per_token=pairs / tokens)
+    flops = flops_of_steps(config.model, loader, range(stop_step)) / tokens
     yield (
         f"{config.model.num_params:,} parameters, "
         f"{config.model.num_non_embedding_params:,} without embeddings"
@@ -247,6 +240,8 @@ def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -
         yield plugins.load("olm_train.exports", name)(config.model, loader.lock)
     module = config.train_module
     loss = module.chosen_loss(config.model)
+    if loader.lock.loss_weights:
+        loss.require_weighing()
     yield f"attention {config.model.attention.backend}; loss {loss.name}: {loss.why}"
     if (float8 := module.float8_config) is not None:
         decoder = build_decoder(config.model, device="meta")

@@ -6,13 +6,25 @@ One call for all of it: starting processes is what costs time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from support.expert_ranks import of_experts
-from support.training import MODEL, ROWS, Run, build, digest, full, load, save, train
+from support.training import (
+    MODEL,
+    ROWS,
+    Run,
+    build,
+    digest,
+    full,
+    load,
+    micro_batches,
+    save,
+    train,
+)
 
 from olm_train.distributed.world import World
 from olm_train.model.parametrization import BaseConfig
@@ -56,6 +68,7 @@ MODELS = {
 HOW: dict[str, dict[str, Any]] = {
     "plain": {},
     "in parts": {"parts": 2},
+    "weighed": {"parts": 2, "weights": [3, 1, 700, 3, 1, 1, 700, 3]},
     "recomputed": {"ac_config": ActivationCheckpointingConfig(mode="full")},
     "both": {"ac_config": ActivationCheckpointingConfig(mode="selected_ops"), "parts": 2},
 }
@@ -87,9 +100,10 @@ def rows_of(module: TransformerTrainModule, parts: int = 1) -> list[int]:
 def run_of(layout: str | None, model: str, how: str) -> Run:
     """Three steps."""
     options = dict(HOW[how])
-    parts = options.pop("parts", 1)
+    parts, weights = options.pop("parts", 1), options.pop("weights", ())
     module = of(layout, model, **options)
-    return train(module, rows_of(module, parts), steps=[1, 2, 3])
+    batches = partial(micro_batches, weights=weights)
+    return train(module, rows_of(module, parts), steps=[1, 2, 3], batches=batches)
 
 
 def rest_of(module: TransformerTrainModule) -> Run:

@@ -94,17 +94,27 @@ def build(
 
 def cut(batch: Batch, start: int, stop: int) -> Batch:
     """Rows start..stop of a batch."""
-    names, length = ("input_ids", "labels", "rows"), batch.max_seqlen
+    names, length = ["input_ids", "labels", "rows"], batch.max_seqlen
+    names += ["weights"] * (batch.weights is not None)
     rows = {name: getattr(batch, name)[start:stop] for name in names}
     offsets = (batch.cu_seqlens - start * length).clamp(0, (stop - start) * length).unique()
     return replace(batch, cu_seqlens=offsets, **rows)  # type: ignore[arg-type]
 
 
-def micro_batches(step: int, rows: Sequence[int], world: World) -> list[Batch]:
-    """This rank's part of the global batch of `step`, cut into micro-batches of `rows` rows."""
+def micro_batches(
+    step: int, rows: Sequence[int], world: World, weights: Sequence[int] = ()
+) -> list[Batch]:
+    """This rank's part of the global batch of `step`, cut into micro-batches of `rows` rows.
+
+    Args:
+        weights: of the labels of each row of the global batch.
+    """
     everything = make_batch(
         LENGTHS, vocab_size=8, seed=step
     )  # few of 97 ids: there is much to learn
+    if weights:
+        by_row = torch.tensor(weights, dtype=torch.int32)[:, None]
+        everything = replace(everything, weights=by_row.expand(everything.labels.shape))
     start, parts = world.reader * ROWS // world.readers, []
     for count in rows:
         parts.append(cut(everything, start, start + count))

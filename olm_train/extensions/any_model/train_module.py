@@ -162,9 +162,11 @@ class BasicTrainModule(GradientStep):
             names=[TOKENS if isinstance(batches[0], Batch) else self.counted],
         )
 
-    def _loss_of(self, batch: tuple[Any, int], divisor: Tensor, terms: LossTerms) -> MicroLoss:
+    def _loss_of(
+        self, batch: tuple[Any, int], divisors: Sequence[Tensor], terms: LossTerms
+    ) -> MicroLoss:
         given, count = batch
-        share = count / divisor
+        share = count / divisors[0]
         part = self._mean_loss(given, count, terms, share) * share
         if not part.requires_grad:
             raise UsageError(

@@ -14,16 +14,17 @@ import numpy as np
 
 from olm_data.bounded_json import MalformedJson, decode
 from olm_data.errors import InputError, UsageError
-from olm_data.mixture.lock import Lock
 from olm_data.printing import Excess, Loss, ShareError
 from olm_data.regular_files import read_regular
 from olm_data.run_log.lines import append_line, malformed_log, read_lines, replace_file
 from olm_data.run_log.log import RunLog
 from olm_data.storage.store import is_remote
+from olm_train.duration import run_length
+from olm_train.estimate.flops import flops_of_steps
 from olm_train.extensions.ladder.config import LadderConfig
 from olm_train.extensions.ladder.fit import BAND, DRAWS, determined
 from olm_train.extensions.ladder.law import resampled
-from olm_train.extensions.ladder.plan import flops_of, judged_by, resolved, tokens_of
+from olm_train.extensions.ladder.plan import judged_by, loader_of, refuse_growing, resolved
 from olm_train.extensions.ladder.points import RESULTS, Point, as_runs, frontier, read_points
 from olm_train.extensions.ladder.run import losses
 
@@ -116,9 +117,11 @@ def forecast(ladder: LadderConfig, target: str, options: tuple[str, ...], far: b
     if is_remote(config.trainer.save_folder):
         raise UsageError("a forecast is kept in a local folder", where="trainer.save_folder")
     dataset = judged_by(ladder, config)
-    lock, size = Lock.read(config.data_loader.mixture), config.model.num_params
-    tokens = tokens_of(config, lock)
-    said = foreseen(points, size, tokens, flops_of(config, lock, tokens), dataset)
+    refuse_growing(config, "the run")
+    loader, size, length = loader_of(config), config.model.num_params, config.trainer
+    _, steps = run_length(loader, size, length.max_duration, length.hard_stop)
+    flops = flops_of_steps(config.model, loader, range(steps))
+    said = foreseen(points, size, loader.tokens_before(steps), flops, dataset)
     if said.times > FARTHEST and not far:
         raise InputError(
             f"the run takes {said.times:,.3g} times the FLOPs of the ladder's largest point",

@@ -22,10 +22,10 @@ import numpy as np
 from olm_data.config.values import Values
 from olm_data.errors import InputError, UsageError, suggest
 from olm_data.mixture.lock import Lock
-from olm_data.order.steps import StepSizes
 from olm_data.printing import Columns, Share
-from olm_train.duration import Duration
-from olm_train.estimate.flops import document_pairs, num_flops_per_token
+from olm_train.data.loader import DataLoader
+from olm_train.duration import run_length
+from olm_train.estimate.flops import flops_of_steps
 from olm_train.estimate.gpus import gpu_named
 from olm_train.extensions.ladder.config import LadderConfig
 from olm_train.extensions.ladder.design import Design
@@ -148,23 +148,16 @@ def judged_by(ladder: LadderConfig, config: RunConfig) -> str:
     )
 
 
-def flops_of(config: RunConfig, lock: Lock, tokens: int) -> float:
-    """Return the FLOPs of training on so many tokens, documents as long as a row."""
-    pairs = document_pairs(config.model, lock.sequence_length) / lock.sequence_length
-    return num_flops_per_token(config.model, pairs_per_token=pairs) * tokens
-
-
-def tokens_of(config: RunConfig, lock: Lock) -> int:
-    """Return the tokens of a run."""
-    refuse_growing(config, "the run")
-    batch = config.data_loader.global_batch_size
-    per_epoch = lock.total_rows * lock.sequence_length // batch
-    steps = (config.trainer.max_duration or Duration.epochs(1)).to_steps(
-        batch_sizes=StepSizes.constant(batch),
-        steps_per_epoch=per_epoch,
-        num_params=config.model.num_params,
+def loader_of(config: RunConfig) -> DataLoader:
+    """Return the data loader of a run on one rank: its steps and phases."""
+    loader = config.data_loader
+    return DataLoader(
+        loader.mixture,
+        global_batch_size=loader.global_batch_size,
+        rank_microbatch_size=config.train_module.rank_microbatch_size,
+        skip=loader.skip,
+        verify="off",
     )
-    return steps * batch
 
 
 def refuse_growing(config: RunConfig, where: str) -> None:
@@ -198,18 +191,13 @@ def _of_size(ladder: LadderConfig, options: tuple[str, ...]) -> list[Rung]:
     """Return the rungs of one size, rate and batch, the longest first."""
     config = resolved(ladder.base, options)
     refuse_growing(config, ladder.base)
-    lock, batch = Lock.read(config.data_loader.mixture), config.data_loader.global_batch_size
-    size, most = config.model.num_params, lock.total_rows * lock.sequence_length // batch
-    steps = sorted(
-        length.to_steps(batch_sizes=StepSizes.constant(batch), steps_per_epoch=0, num_params=size)
-        for length in ladder.tokens
-    )
-    if steps[-1] > most:
-        raise UsageError(
-            f"{steps[-1]:,} steps of {size:,} parameters are more than the {most:,} of the lock",
-            where="tokens",
-            fix="shorten the longest, or mix more tokens",
-        )
+    loader, size = loader_of(config), config.model.num_params
+    lock, batch = loader.lock, loader.global_batch_size
+    try:
+        steps = sorted(run_length(loader, size, length, None)[0] for length in ladder.tokens)
+    except UsageError as error:
+        error.where = "tokens"
+        raise
     schedule, trunk, starts = config.train_module.scheduler, "", dict[int, int]()
     if isinstance(schedule, WSD) and schedule.units == "steps" and schedule.warmup_fraction is None:
         warmup = schedule.warmup_length(steps[-1])
@@ -227,7 +215,7 @@ def _of_size(ladder: LadderConfig, options: tuple[str, ...]) -> list[Rung]:
             mine += (f"--trainer.callbacks.checkpointer.fixed_steps={kept}",)
         if first:
             mine += (f"--trainer.load_path={Path(ladder.folder) / trunk / f'step{first:08d}'}",)
-        flops = flops_of(config, lock, (count - first) * batch)
+        flops = flops_of_steps(config.model, loader, range(first, count))
         rate = gpu_named(ladder.gpu).peak_flops * ladder.mfu
         rung = Rung(
             name=name,
@@ -238,7 +226,7 @@ def _of_size(ladder: LadderConfig, options: tuple[str, ...]) -> list[Rung]:
             batch=batch,
             flops=flops,
             hours=flops / rate / 3600,
-            whole_flops=flops_of(config, lock, tokens),
+            whole_flops=flops_of_steps(config.model, loader, range(count)),
             digest=digest,
             options=mine,
             begins=trunk if first else "",

@@ -15,20 +15,23 @@ from olm_train.model.loss_chunked import chunked_loss
 from olm_train.model.loss_config import LossConfig
 
 
+@pytest.mark.parametrize("weights", [None, torch.tensor([[3, 1, 1, 3, 1, 2, 2, 5]])])
 @pytest.mark.parametrize("chunked", [False, True])
-def test_gradients_in_fp64_equal_differences(chunked: bool) -> None:
+def test_gradients_in_fp64_equal_differences(chunked: bool, weights: torch.Tensor | None) -> None:
     model = Decoder(CONFIG.changed(attention={"qk_norm": "head"}), dtype=torch.float64)
     init_parameters(model, 0)
     batch = make_batch([[5, 3]], vocab_size=50)
 
-    def sums(logits: torch.Tensor, labels: torch.Tensor):  # type: ignore[no-untyped-def]
-        return loss_sums(logits, labels, 1e-4)
+    def sums(logits, labels, weights):  # type: ignore[no-untyped-def]
+        return loss_sums(logits, labels, 1e-4, weights)
 
     chunks = chunked_loss(sums, 3)
 
     def loss() -> torch.Tensor:
         def reduce(head, x):  # type: ignore[no-untyped-def]
-            return chunks(head, x, batch.labels) if chunked else sums(head.logits(x), batch.labels)
+            if chunked:
+                return chunks(head, x, batch.labels, weights)
+            return sums(head.logits(x), batch.labels, weights)
 
         return model(
             batch.input_ids, doc_start=batch.doc_start, positions=batch.positions, reduce=reduce

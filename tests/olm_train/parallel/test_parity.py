@@ -20,7 +20,7 @@ from support.training import assert_alike, load, weights
 
 pytestmark = pytest.mark.xdist_group("parity")  # its fixtures are made once
 
-QUICK, SLOW = ["in parts"], ["recomputed", "both"]
+QUICK, SLOW = ["in parts", "weighed"], ["recomputed", "both", "weighed"]
 
 
 @dataclass

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from support.runs import config_values
+from support.runs import MANIFEST, config_values
 
+import olm_data
 from olm_data.errors import InputError, UsageError
 from olm_data.printing import lines
 from olm_train.extensions.ladder.config import LadderConfig
 from olm_train.extensions.ladder.design import Design
+from olm_train.extensions.ladder.forecast import forecast
 from olm_train.extensions.ladder.law import EPOCH, fit
-from olm_train.extensions.ladder.plan import plan
+from olm_train.extensions.ladder.plan import plan, resolved
+from olm_train.run.dry_run import describe
 
 from .test_law import SIZES, TOKENS, runs_of
 
@@ -119,7 +123,7 @@ def test_one_length_is_refused_with_the_point_to_add(tiny_mixture: Path, tmp_pat
     ("fields", "what"),
     [
         ({"tokens": [{"value": 3, "unit": "epochs"}]}, "in tokens or chinchilla"),
-        ({"tokens": [{"value": 10**6, "unit": "tokens"}]}, "more than the"),
+        ({"tokens": [{"value": 10**6, "unit": "tokens"}]}, "the mixture lock holds"),
         ({"dataset": "hold"}, "judged by a held-out set"),
         ({"sizes": [{"model.d_model": 8}, {"model.d_model": 8}]}, "the same run"),
         ({"sizes": []}, "sizes"),
@@ -130,3 +134,29 @@ def test_what_cannot_be_trained_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=what):
         plan(LadderConfig.read(write_ladder(tmp_path, tiny_mixture, **fields)))
+
+
+def test_a_run_is_as_long_and_costs_as_much_as_its_dry_run_says(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    """Where it stops before its end, skips rows, and has phases of other sequence lengths."""
+    manifest = yaml.safe_load(MANIFEST)
+    manifest["stages"][0]["sequence_length"] = 8
+    for source in manifest["sources"].values():
+        source["data"] = str(tiny_mixture.parent / source["data"])
+    (tmp_path / "phased.yaml").write_text(yaml.safe_dump(manifest))
+    lock = tmp_path / "phased.lock.json"
+    olm_data.mix(tmp_path / "phased.yaml", lock)
+    ladder = LadderConfig.read(write_ladder(tmp_path, tiny_mixture))
+    Path(ladder.folder).mkdir()
+    copy(Path(__file__).with_name("ladder.jsonl"), ladder.folder)
+    options = [f"--data_loader.mixture={lock}", "--data_loader.skip=[[0, 8]]"]
+    options += ["--trainer.hard_stop={value: 20, unit: steps}"]
+    config = resolved(ladder.base, tuple(options))
+    said = describe(config, 1)
+    found = forecast(ladder, ladder.base, tuple(options), far=True)
+    assert found.tokens == 20 * 256
+    assert f"20 steps of 256 tokens: {found.tokens:,} tokens" in said
+    assert f"{found.flops:.3e} in all" in said
+    whole = forecast(ladder, ladder.base, tuple(options[:2]), far=True)
+    assert whole.tokens == 23 * 256
