@@ -3,11 +3,11 @@
     python benchmarks/bench_pack.py
     python benchmarks/bench_pack.py --documents 1e6 --lengths 1024,2048,8192 --loop-documents 1e5
 
-Documents have lognormal lengths (a median of 400 tokens, as of web text, or `--median`). Plans them in windows with the
-packers that `olm-data mix` uses, and, in the same run, with a loop that puts one document at a time
-into the fullest row that has room (best-fit decreasing, a list of rows for each room), on as many
-documents as `--loop-documents` says. Prints seconds of CPU time, best of the rounds, padding,
-documents cut without need, and the most memory the process held.
+Documents have lognormal lengths (a median of 400 tokens, as of web text, or `--median`). Plans them
+in windows with the packers that `olm-data mix` uses, and, in the same run, with a loop that puts
+one document at a time into the fullest row that has room (best-fit decreasing, a list of rows for
+each room), on as many documents as `--loop-documents` says. Prints seconds of CPU time, best of the
+rounds, padding, documents cut without need, and the most memory the process held.
 """
 
 from __future__ import annotations
