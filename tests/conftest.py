@@ -65,13 +65,13 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of a file on one worker: what they share and import is made once, not thrice.
 
     Slow ones go to whoever is free, unless they say otherwise. A quick run makes no more examples
     of a property than its profile says, whatever the property asks for.
     """
-    most = hypothesis.settings.get_current_profile_name() == "quick" and hypothesis.settings()
+    most = config.getoption("--hypothesis-profile") == "quick" and hypothesis.settings()
     for item in items:
         inner = getattr(getattr(item, "obj", None), "_hypothesis_internal_use_settings", None)
         if most and inner is not None and inner.max_examples > most.max_examples:

@@ -24,7 +24,7 @@ LOOKING = {
     "metric_saver": "{save_interval: 2}",
     "model_merge": "{merge_interval: 3, merge_last_n_steps: 2}",
     "notifier": "{webhook_url: HOOK, notifications: all}",
-    "profiler": "{skip_first: 0, wait: 0, warmup: 1, active: 1, repeat: 2}",
+    "profiler": "{skip_first: 0, wait: 0, warmup: 1, active: 1, repeat: 1, with_stack: false}",
     "replay_checker": "{}",
     "replica_checker": "{interval: 2}",
     "samples": "{prompts: ['def '], eval_interval: 2, max_new_tokens: 4}",
