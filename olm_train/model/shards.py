@@ -167,12 +167,14 @@ def is_first_holder(tensor: Tensor, *, main: bool) -> bool:
     )
 
 
+State = Mapping[str, Any]
+"""Tensors, or entries of an index that stand for them, and plain values by name."""
 Shapes = Mapping[str, list[int] | None]
 """Of the tensors of a state by name; None: it is a plain value."""
 
 
-def shapes(state: Mapping[str, Any]) -> Shapes:
-    """Return the shapes of tensors, or of the entries of an index that stand for them."""
+def shapes(state: State) -> Shapes:
+    """Return the shapes of a state."""
     return {n: list(leaf.shape) if hasattr(leaf, "shape") else None for n, leaf in state.items()}
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olm_data.errors import UsageError
+from olm_train.extensions.averaging import weighting as averaging
 from olm_train.extensions.averaging.weighting import (
     RunningMean,
     Weighting,
@@ -16,7 +17,6 @@ from olm_train.extensions.averaging.weighting import (
     shares,
     shares_of_factors,
 )
-from olm_train.optim import averaging
 
 WEIGHTINGS: tuple[Weighting, ...] = ("uniform", "linear", "decay")
 
