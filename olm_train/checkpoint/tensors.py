@@ -47,9 +47,8 @@ from torch.futures import Future
 from olm_data.bounded_json import JsonObject, check
 from olm_data.decoding import decode_typed
 from olm_data.errors import UsageError, ValidationError
-from olm_data.regular_files import refuse_unreadable
 from olm_data.storage.disk import write_durable
-from olm_data.storage.store import Store
+from olm_data.storage.store import Store, refuse_unreadable
 from olm_train.checkpoint.manifest import INDEX_NAME
 from olm_train.model.shards import local_blocks
 
