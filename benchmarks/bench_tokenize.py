@@ -271,9 +271,8 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        written = write_inputs(texts, folder)
-        for kind in args.kinds.split(","):
-            measure(kind, written[kind], total, args, folder)
+        for kind, paths in write_inputs(texts, folder, args.kinds.split(",")).items():
+            measure(kind, paths, total, args, folder)
 
 
 def measure_fixed(args: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,15 @@ def read_source(source: Any) -> Iterator[DocumentBatch]:
     yield from read_units(source.inputs, units, source.options)
 
 
-def write_inputs(texts: list[str], folder: Path) -> dict[str, list[str]]:
+def write_inputs(
+    texts: list[str], folder: Path, kinds: Iterable[str] = KINDS
+) -> dict[str, list[str]]:
     """Write the texts as PARTS files of each kind; return the paths by kind."""
-    paths: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    paths: dict[str, list[str]] = {kind: [] for kind in kinds}
     for part in range(PARTS):
         chosen = texts[part::PARTS]
         lines = "".join(json.dumps({"text": t}, ensure_ascii=False) + "\n" for t in chosen).encode()
-        for kind in KINDS:
+        for kind in paths:
             path = folder / f"part-{part:02d}.{kind}"
             paths[kind].append(str(path))
             if kind == "jsonl":
