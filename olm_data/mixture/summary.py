@@ -71,7 +71,7 @@ class SourceSummary(msgspec.Struct, frozen=True, kw_only=True):
         padding: share of the inputs of its rows that are padding.
         view: what its view keeps, None without a view.
         trained: share of its dataset's tokens that is trained.
-        loss_weight: what the loss of one of its tokens is multiplied by.
+        loss_weight: what the loss of one of its tokens is multiplied by; None: by 1.
     """
 
     source: str
@@ -86,7 +86,7 @@ class SourceSummary(msgspec.Struct, frozen=True, kw_only=True):
     share_got: Share
     view: ViewSummary | None
     trained: Share = 1.0
-    loss_weight: float = 1.0
+    loss_weight: float | None = None
 
 
 _RUN = (
@@ -169,7 +169,7 @@ def _source(lock: Lock, index: int, source: LockSource) -> SourceSummary:
         max_epochs=float(Fraction(source.max_epochs)),
         share_got=rows / lock.total_rows,
         trained=1.0 if source.trained is None else source.trained / source.tokens,
-        loss_weight=float(Fraction(source.loss_weight or 1)),
+        loss_weight=float(Fraction(source.loss_weight)) if source.loss_weight else None,
         view=None
         if source.view is None
         else ViewSummary(

@@ -326,7 +326,7 @@ def is_offline() -> bool:
     """Whether the hub's client is told to ask nobody."""
     from huggingface_hub import constants
 
-    return constants.is_offline_mode()
+    return constants.HF_HUB_OFFLINE
 
 
 def is_commit(revision: str | None) -> bool:

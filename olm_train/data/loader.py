@@ -545,10 +545,8 @@ def read_steps(
     weights = np.array(reader.lock.loss_weights, np.int32)
 
     def batch(windows: Windows, i: int, parts: int) -> Batch:
-        rows, weighed = windows.read(i, i + size, parts), None
-        if weights.size:
-            weighed = weights[windows.source[i : i + size]].repeat(parts)
-        return Batch.from_rows(rows, weighed)
+        own = weights[windows.source[i : i + size]].repeat(parts) if weights.size else None
+        return Batch.from_rows(windows.read(i, i + size, parts), own)
 
     for chunk, per_rank in _chunks(schedule.sizes, steps, part.world_size):
         ranks = range(part.rank, part.rank + 1)

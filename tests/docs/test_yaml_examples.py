@@ -18,6 +18,7 @@ from support.pages import REPOSITORY
 
 from olm_data.mixture.manifest import SCHEMA as MIXTURE
 from olm_train.extensions.ladder.config import LadderConfig
+from olm_train.extensions.ladder.mixtures import SearchConfig
 from olm_train.extensions.launch.config import LaunchConfig
 from olm_train.run.command import SCHEMA as TRAINING
 
@@ -27,7 +28,11 @@ SCHEMAS = {
     "recipe.yaml": REPOSITORY / "olm_data" / "tokenization" / "recipe.schema.json",
 }
 schema_of = runpy.run_path(str(REPOSITORY / "docs" / "schemas.py"))["schema_of"]
-OTHERS = [schema_of(LadderConfig, "ladder.yaml"), schema_of(LaunchConfig, "launch.yaml")]
+OTHERS = [
+    schema_of(LadderConfig, "ladder.yaml"),
+    schema_of(SearchConfig, "mix-search.yaml"),
+    schema_of(LaunchConfig, "launch.yaml"),
+]
 BLOCK = re.compile(r"(?:<!-- part of (\S+) -->\n)? *```yaml\n(.*?)^ *```$", re.M | re.S)
 WRITTEN = re.compile(r"^ *cat > \S+\.yaml <<'?(\w+)'?\n(.*?)^ *\1$", re.M | re.S)
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]

@@ -12,10 +12,13 @@ from olm_data.printing import emit
 
 with needs("a ladder"):
     from olm_train.extensions.ladder import forecast, run
+    from olm_train.extensions.ladder.best import answer
     from olm_train.extensions.ladder.config import LadderConfig
     from olm_train.extensions.ladder.fit import fitted
+    from olm_train.extensions.ladder.mixtures import Search, SearchConfig
     from olm_train.extensions.ladder.plan import plan as planned
     from olm_train.extensions.ladder.points import RESULTS, read_points
+    from olm_train.extensions.ladder.report import write_report
 
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 _LADDER = click.argument("ladder", metavar="LADDER.yaml")
@@ -32,6 +35,8 @@ def main() -> None:
     olm-train ladder fit ladder.yaml
     olm-train ladder predict ladder.yaml train.yaml
     olm-train ladder grade ladder.yaml runs/large
+    olm-train ladder mix mix-search.yaml
+    olm-train ladder report ladder.yaml mix-search.yaml --output ladder.html
     """
 
 
@@ -105,3 +110,36 @@ def grade(ladder: str, run: str, as_json: bool) -> None:
     olm-train ladder grade ladder.yaml runs/large
     """
     emit(forecast.grade(LadderConfig.read(ladder), run), as_json)
+
+
+@main.command("mix")
+@click.argument("search", metavar="MIX-SEARCH.yaml")
+@click.option("--dry-run", is_flag=True, help="Print the mixtures and their cost; train nothing.")
+@_AS_JSON
+@click.pass_context
+def mix_search(context: click.Context, search: str, dry_run: bool, as_json: bool) -> None:
+    """Train small runs of several mixtures; write the manifest of the best one, and how sure it is.
+
+    \b
+    olm-train ladder mix mix-search.yaml
+    """
+    read = Search.open(SearchConfig.read(search))
+    points = read.plan()
+    if dry_run:
+        emit(points, as_json)
+        return
+    if code := read.train(points, say):
+        context.exit(code)
+    emit(answer(read), as_json)
+
+
+@main.command()
+@click.argument("files", metavar="LADDER.yaml|MIX-SEARCH.yaml...", nargs=-1, required=True)
+@click.option("--output", default="ladder.html", show_default=True, help="HTML file to write.")
+def report(files: tuple[str, ...], output: str) -> None:
+    """Draw what ladders and mixture searches found, on one page.
+
+    \b
+    olm-train ladder report ladder.yaml mix-search.yaml --output ladder.html
+    """
+    say(f"written: {write_report(files, output)}")

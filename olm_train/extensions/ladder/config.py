@@ -19,6 +19,15 @@ UNITS = (DurationUnit.tokens, DurationUnit.chinchilla)
 """Of the lengths of a ladder."""
 
 
+def refuse_units(length: Duration) -> None:
+    """Refuse the length of a point that is not counted in tokens."""
+    if length.unit not in UNITS or not length.value:
+        raise UsageError(
+            f"a length of a ladder is in tokens or chinchilla, above 0, not {length}",
+            where="tokens",
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class LadderConfig(Config):
     """A ladder: a run for each size, length, rate and batch size.
@@ -51,11 +60,7 @@ class LadderConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         for length in self.tokens:
-            if length.unit not in UNITS or not length.value:
-                raise UsageError(
-                    f"a length of a ladder is in tokens or chinchilla, above 0, not {length}",
-                    where="tokens",
-                )
+            refuse_units(length)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> LadderConfig:

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from olm_data.errors import InputError
 from olm_data.printing import Loss, Share, ShareError
@@ -189,14 +190,19 @@ def envelope(parameters: Floats, flops: Floats, loss: Floats) -> list[tuple[floa
     return [(float(grid[k]), float(sizes[np.argmin(curves[:, k])])) for k in np.flatnonzero(shared)]
 
 
+def of_one_compute(flops: Floats) -> list[NDArray[np.intp]]:
+    """Return the places of runs of about the same FLOPs together, by rising FLOPs."""
+    order = np.argsort(flops)
+    return np.split(order, np.flatnonzero(np.diff(np.log(flops[order])) > SAME_COMPUTE) + 1)
+
+
 def parabolas(parameters: Floats, flops: Floats, loss: Floats) -> list[tuple[float, float]]:
     """Return computes that three sizes were trained with, and the best size of each by a parabola.
 
     One whose lowest point is outside of its sizes says nothing, and is left out.
     """
-    order, best = np.argsort(flops), []
-    groups = np.split(order, np.flatnonzero(np.diff(np.log(flops[order])) > SAME_COMPUTE) + 1)
-    for group in groups:
+    best = []
+    for group in of_one_compute(flops):
         if len(set(parameters[group])) < 3:
             continue
         size = np.log(parameters[group])

@@ -32,6 +32,13 @@ from olm_train.extensions.ladder.design import Design
 from olm_train.optim.schedule import WSD
 from olm_train.run.config import RunConfig
 
+COMMON = (
+    "--trainer.work_dir=null",
+    "--trainer.hard_stop=null",
+    "--trainer.callbacks.lm_evaluator.eval_on_finish=true",
+)
+"""Options of all points."""
+
 
 class Rung(msgspec.Struct, frozen=True):
     """A point to train.
@@ -135,8 +142,7 @@ def resolved(base: str, options: tuple[str, ...]) -> RunConfig:
 
 def judged_by(ladder: LadderConfig, config: RunConfig) -> str:
     """Return the name of the held-out set that the points are judged by."""
-    evaluator = config.trainer.callbacks.lm_evaluator
-    sets = list(evaluator.datasets) if evaluator is not None and evaluator.enabled else []
+    sets = sets_of(config)
     if ladder.dataset is None and len(sets) == 1:
         return sets[0]
     if ladder.dataset in sets and ladder.dataset is not None:
@@ -146,6 +152,12 @@ def judged_by(ladder: LadderConfig, config: RunConfig) -> str:
         where=f"{ladder.base}: trainer.callbacks.lm_evaluator.datasets",
         fix=suggest(ladder.dataset or "", sets) if sets else "name one there",
     )
+
+
+def sets_of(config: RunConfig) -> list[str]:
+    """Return the names of the held-out sets of a run."""
+    evaluator = config.trainer.callbacks.lm_evaluator
+    return list(evaluator.datasets) if evaluator is not None and evaluator.enabled else []
 
 
 def loader_of(config: RunConfig) -> DataLoader:
@@ -180,9 +192,7 @@ def _trunks_first(ladder: LadderConfig) -> Iterator[Rung]:
         options += (
             f"--train_module.optim.lr={lr!r}",
             f"--data_loader.global_batch_size={batch}",
-            "--trainer.work_dir=null",
-            "--trainer.hard_stop=null",
-            "--trainer.callbacks.lm_evaluator.eval_on_finish=true",
+            *COMMON,
         )
         yield from _of_size(ladder, options)
 

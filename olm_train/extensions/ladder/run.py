@@ -11,8 +11,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -25,6 +26,16 @@ from olm_train.extensions.ladder.plan import Plan, Rung
 from olm_train.extensions.ladder.points import RESULTS, Point, read_points
 
 
+class Named(Protocol):
+    """A point to train."""
+
+    @property
+    def name(self) -> str: ...
+
+
+P = TypeVar("P", bound=Named)
+
+
 def train(ladder: LadderConfig, plan: Plan, say: Callable[[str], None]) -> int:
     """Train what is not trained yet; return the exit code of the first run that does not finish.
 
@@ -33,15 +44,34 @@ def train(ladder: LadderConfig, plan: Plan, say: Callable[[str], None]) -> int:
     """
     results = Path(ladder.folder) / RESULTS
     done = {point.digest for point in read_points(results)}
-    for number, rung in enumerate(plan.points, 1):
-        if rung.digest in done:
-            continue
-        say(f"point {number} of {len(plan.points)}: {rung.name}")
-        command = [sys.executable, "-m", "olm_train.run", ladder.base, *rung.options]
-        if code := _ended(command):
+    missing = [rung for rung in plan.points if rung.digest not in done]
+
+    def found(rung: Rung) -> Point:
+        return point_of(ladder, plan.dataset, rung)
+
+    return train_all(ladder.base, missing, results, lambda rung: rung.options, found, say)
+
+
+def train_all(
+    base: str,
+    points: Sequence[P],
+    results: Path,
+    options: Callable[[P], Sequence[str]],
+    found: Callable[[P], msgspec.Struct],
+    say: Callable[[str], None],
+) -> int:
+    """Train points one after the other; return the code of the first run that does not finish.
+
+    Args:
+        options: of the run of a point, asked right before it.
+        found: what a run that has ended has found: a line of `results`.
+    """
+    for number, point in enumerate(points, 1):
+        say(f"point {number} of {len(points)}: {point.name}")
+        if code := _ended([sys.executable, "-m", "olm_train.run", base, *options(point)]):
             return code
         results.parent.mkdir(parents=True, exist_ok=True)
-        append_line(results, msgspec.json.encode(point_of(ladder, plan.dataset, rung)))
+        append_line(results, msgspec.json.encode(found(point)))
     return 0
 
 

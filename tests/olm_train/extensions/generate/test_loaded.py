@@ -75,6 +75,7 @@ def test_conversations_of_a_model_of_transformers_have_its_ids(tmp_path: Path, b
         expected = tokenizer.apply_chat_template(
             [{"role": "user", "content": "the cat"}],
             add_generation_prompt=True,
+            return_dict=True,
             chat_template=None if path is None else path.read_text(),
         )["input_ids"]
         assert list(loaded.ids_of(said, whole=template.whole)) == expected
