@@ -106,11 +106,14 @@ def test_a_model_of_transformers_answers_by_its_own_template(tmp_path: Path) -> 
     folder = save_hf_talker(tmp_path / "talker")
     tokenizer = theirs(folder)[1]
     turns = [{"role": "system", "content": "S"}, {"role": "user", "content": "cat"}]
-    given = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+    asked = {"add_generation_prompt": True, "return_dict": True}
+    given = tokenizer.apply_chat_template(turns, **asked)["input_ids"]
     words = [str(folder), "--temperature", "0", "--system", "S", "--max-new-tokens", "9"]
     result = CliRunner().invoke(main, words, input="cat\n")
     assert result.exit_code == 0, result.output
-    expected = tokenizer.decode(greedy(folder, given["input_ids"], 9), clean_up_tokenization_spaces=False)
+    expected = tokenizer.decode(
+        greedy(folder, given, 9), clean_up_tokenization_spaces=False
+    )
     assert result.stdout == f"{shown(expected)}\n"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.hf_models import LINEAR, LLAMA3, YARN, hf_fields, hf_model
+from support.hf_models import LINEAR, LLAMA3, OLD, YARN, hf_fields, hf_model
 
 from olm_data.errors import InputError, UsageError
 from olm_train.extensions.hf.table import GEMMA3, LLAMA, OLMO3, family_of_hf
@@ -202,6 +202,7 @@ FORMS: dict[str, Any] = {
 @pytest.mark.parametrize(
     "name", ["llama", "qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo3", "gemma2", "gemma3"]
 )
+@pytest.mark.skipif(OLD, reason="transformers 4 knows the flat forms alone")
 def test_what_a_family_reads_of_rope_is_what_transformers_makes_of_it(name: str) -> None:
     written = hf_fields(hf_model(name))
     base = {key: value for key, value in written.items() if not key.startswith("rope_")}

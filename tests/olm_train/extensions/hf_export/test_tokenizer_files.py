@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hf_models import hf_fields, hf_model
+from support.hf_models import OLD, hf_fields, hf_model
 from support.tokenizer_kinds import SPLITS, added, bpe, unigram, variant_of, word_piece
 
 from olm_data.dataset.tokenizer import TokenizerRules
@@ -108,7 +108,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", [each for each in VARIANTS if not (OLD and each == "split-prefix")]
+)  # which transformers 4 reads in another way, and so does not get
 def test_transformers_gives_the_same_ids(tiny_tokenizer: Path, tmp_path: Path, name: str) -> None:
     found = made(variant_of(tiny_tokenizer.read_bytes(), **VARIANTS[name]))
     readers = prove(written(tmp_path, found), found)
@@ -177,6 +179,7 @@ def test_transformers_gives_the_same_ids_beside_the_config_of_each_family_that_i
     assert len(prove(written(tmp_path, found, chosen.model_type), found)) == 2
 
 
+@pytest.mark.skipif(OLD, reason="transformers 4 reads its tokenizer.json")
 def test_a_qwen_2_with_another_tokenizer_is_no_qwen_2(tiny_tokenizer: Path, tmp_path: Path) -> None:
     data = tiny_tokenizer.read_bytes()
     found = made(data)
