@@ -520,7 +520,7 @@ def config_diff(run: str, config: RunConfig) -> list[str]:
         ) from error
     except ValueError as error:
         raise ValidationError(
-            "the saved configuration is no JSON object", where=str(path)
+            "the saved configuration is not a JSON object", where=str(path)
         ) from error
     try:
         if isinstance(saved.get("model"), dict):

@@ -111,9 +111,7 @@ def test_a_model_of_transformers_answers_by_its_own_template(tmp_path: Path) -> 
     words = [str(folder), "--temperature", "0", "--system", "S", "--max-new-tokens", "9"]
     result = CliRunner().invoke(main, words, input="cat\n")
     assert result.exit_code == 0, result.output
-    expected = tokenizer.decode(
-        greedy(folder, given, 9), clean_up_tokenization_spaces=False
-    )
+    expected = tokenizer.decode(greedy(folder, given, 9), clean_up_tokenization_spaces=False)
     assert result.stdout == f"{shown(expected)}\n"
 
 
