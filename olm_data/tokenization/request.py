@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from olm_data.counts import scaled
 from olm_data.dataset.inputs import InputFile, ReadOptions, RecordOptions
 from olm_data.dataset.options import Last, Settings
 from olm_data.dataset.plan import Plan, PlannedInput, likely_text, make_plan, plan_name, shard_text
@@ -39,6 +40,8 @@ from olm_data.tokenization.select_documents import select_documents
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 
 DEFAULT_TOKENIZER = "gpt2"
+LONG_TASK = 8 << 30
+"""Bytes of text of a task that the user is told of where nothing shorter can be made of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +104,15 @@ class Request:
             ValidationError: the test fails.
         """
         tested = () if evaluated is None else (evaluated.self_test(),)
+        plan = plan or _plan(recipe, source, tokenizer, base, evaluated)
         return cls(
             recipe=recipe,
             source=source,
             tokenizer=tokenizer,
             base=base,
             evaluated=evaluated,
-            plan=plan or _plan(recipe, source, tokenizer, base, evaluated),
-            notes=(*notes, *tested),
+            plan=plan,
+            notes=(*notes, *tested, *_uncut(plan)),
         )
 
     def documents(self) -> Iterator[DocumentBatch]:
@@ -127,6 +131,21 @@ class Request:
             self.plan.all_text_bytes,
             ((batch.data, batch.offsets) for batch in self.documents()),
         )
+
+
+def _uncut(plan: Plan) -> list[str]:
+    """Say which input is one long task, as it cannot be cut."""
+    long = [
+        unit for unit in plan.units if unit.bytes > LONG_TASK and (unit.start, unit.stop) == (0, 1)
+    ]
+    if not long:
+        return []
+    most = max(long, key=lambda unit: unit.bytes)
+    return [
+        f"{printable(plan.inputs[most.input].path)}: about {scaled(most.bytes)} bytes of text that "
+        f"cannot be cut, so one process reads them, and anew where it is killed ({len(long)} such); "
+        "several files, or one that is not compressed, are shared and kept as they are done"
+    ]
 
 
 def _plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from support.tokenizing import make_dataset, make_request, texts, write_jsonl
 
 from olm_data.errors import InputError
+from olm_data.tokenization import request
 
 
 def test_inputs_of_the_plan_do_not_depend_on_where_they_lie(
@@ -28,3 +30,16 @@ def test_a_file_name_that_is_no_unicode_is_refused(tiny_tokenizer: Path, tmp_pat
     with pytest.raises(InputError, match="UTF-8") as caught:
         make_dataset([odd], tiny_tokenizer, tmp_path / "out")
     assert str(caught.value).isascii()
+
+
+def test_a_long_input_that_cannot_be_cut_is_named_beforehand(
+    tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = write_jsonl(tmp_path / "plain.jsonl", texts(300))
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert make_request([packed, plain], tiny_tokenizer).notes == ()
+    monkeypatch.setattr(request, "LONG_TASK", 1000)
+    (note,) = make_request([packed, plain], tiny_tokenizer).notes
+    assert "packed.jsonl.gz: about" in note
+    assert "(1 such)" in note
