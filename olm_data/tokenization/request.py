@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from olm_data.counts import scaled
+from olm_data.counts import counted
 from olm_data.dataset.inputs import InputFile, ReadOptions, RecordOptions
 from olm_data.dataset.options import Last, Settings
 from olm_data.dataset.plan import Plan, PlannedInput, likely_text, make_plan, plan_name, shard_text
@@ -135,16 +135,16 @@ class Request:
 
 def _uncut(plan: Plan) -> list[str]:
     """Say which input is one long task, as it cannot be cut."""
-    long = [
-        unit for unit in plan.units if unit.bytes > LONG_TASK and (unit.start, unit.stop) == (0, 1)
-    ]
+    whole = (unit for unit in plan.units if (unit.start, unit.stop) == (0, 1))
+    long = [unit for unit in whole if unit.bytes > LONG_TASK]
     if not long:
         return []
     most = max(long, key=lambda unit: unit.bytes)
     return [
-        f"{printable(plan.inputs[most.input].path)}: about {scaled(most.bytes)} bytes of text that "
-        f"cannot be cut, so one process reads them, and anew where it is killed ({len(long)} such); "
-        "several files, or one that is not compressed, are shared and kept as they are done"
+        f"{printable(plan.inputs[most.input].path)}: about {most.bytes / 1e9:,.0f} GB of text that "
+        "cannot be cut: one process reads it, and from its beginning where it is killed "
+        f"({counted(len(long), 'such input')}); several files, or one that is not compressed, are "
+        "shared and kept part by part"
     ]
 
 

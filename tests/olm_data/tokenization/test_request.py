@@ -42,4 +42,4 @@ def test_a_long_input_that_cannot_be_cut_is_named_beforehand(
     monkeypatch.setattr(request, "LONG_TASK", 1000)
     (note,) = make_request([packed, plain], tiny_tokenizer).notes
     assert "packed.jsonl.gz: about" in note
-    assert "(1 such)" in note
+    assert "(1 such input)" in note
