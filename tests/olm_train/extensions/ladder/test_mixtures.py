@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import yaml
-from click.testing import CliRunner
-from support.runs import MANIFEST, config_values
+from support.runs import MANIFEST, config_values, environment
 
 import olm_data
 from olm_data.errors import InputError, UsageError
 from olm_train.extensions.ladder.best import answer
-from olm_train.extensions.ladder.command import main
 from olm_train.extensions.ladder.mixtures import MixedPoint, Search, SearchConfig
 
 SOURCES = ("prose", "code")
@@ -149,11 +149,14 @@ def test_a_search_without_trained_points_has_no_answer(tiny_mixture: Path, tmp_p
 
 @pytest.mark.slow
 def test_the_command_trains_what_is_missing_and_answers(tiny_mixture: Path, tmp_path: Path) -> None:
-    path = str(write_search(tmp_path, tiny_mixture, points=5))
+    path = str(
+        write_search(tmp_path, tiny_mixture, points=5, tokens={"value": 4096, "unit": "tokens"})
+    )
 
     def said(*words: str) -> dict[str, Any]:
-        done = CliRunner().invoke(main, ["mix", path, "--json", *words])
-        assert done.exit_code == 0, done.output
+        command = [sys.executable, "-m", "olm_train.cli", "ladder", "mix", path, "--json", *words]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
 
     assert len(said("--dry-run")["points"]) == 5
