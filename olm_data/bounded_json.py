@@ -157,12 +157,13 @@ def gathered(pieces: Iterable[bytes], limit: int, where: str) -> bytes:
         MalformedJson: its beginning is not within bounds, or it has a hole, as a sparse file has.
         ValidationError: it has more than `limit` bytes.
     """
-    parts: list[bytes] = []
+    parts, size = list[bytes](), 0
     for piece in pieces:
         if not parts:
             check([piece[:_SMALL]])
         parts.append(piece)
-        refuse_large(sum(map(len, parts)), limit, where)
+        size += len(piece)
+        refuse_large(size, limit, where)
         if b"\0" in piece:
             raise MalformedJson("control bytes: this is not text")
     return b"".join(parts)

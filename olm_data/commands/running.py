@@ -122,7 +122,7 @@ def run(
     from olm_data.tokenization.tokenize import tokenize
 
     runner = make_runner(recipe, _places(request), fork=fork)
-    summary = tokenize(request, request.find_encoder(), runner=runner, progress=progress)
+    summary = tokenize(request, runner=runner, progress=progress)
     return Done(request, summary, runner.workers, progress)
 
 

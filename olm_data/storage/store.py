@@ -34,6 +34,7 @@ from olm_data.regular_files import (
     MAX_WHOLE,
     open_regular,
     read_regular,
+    refuse_large,
     refuse_link_out,
     refuse_special,
 )
@@ -512,7 +513,8 @@ def read_json(store: Store, name: str) -> bytes:
     first = store.read(name, 0, min(_AT_ONCE, MAX_DOCUMENT + 1))
     if len(first) < min(_AT_ONCE, MAX_DOCUMENT + 1):
         return first
-    rest = store.pieces(name, _AT_ONCE, len(first))
+    refuse_large(store.size(name) or 0, MAX_DOCUMENT, store.url(name))
+    rest = store.pieces(name, _AT_ONCE, len(first))  # it may have grown
     return gathered(chain([first], rest), MAX_DOCUMENT, store.url(name))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
@@ -121,8 +122,10 @@ class Request:
         read = read_units(self.inputs, self.plan.units, source.options, source.excluded)
         return (batch for batch in read if batch.documents)
 
-    def find_encoder(self) -> ParityReport:
-        """Return the encoder to use, and what is proved of it; see `encoders.find_encoder`."""
+    @cached_property
+    def proof(self) -> ParityReport:
+        """The encoder to use, and what is proved of it; asked for where there is work to do. See
+        `encoders.find_encoder`."""
         recipe, chat = self.recipe, self.source.options.chat
         return find_encoder(
             recipe.encoder if chat is None else "hf",

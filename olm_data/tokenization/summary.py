@@ -87,11 +87,7 @@ class Summary:
 
     @classmethod
     def of_shards(
-        cls,
-        request: Request,
-        proof: ParityReport,
-        manifests: Sequence[Manifest],
-        shards: FinishedShards,
+        cls, request: Request, manifests: Sequence[Manifest], shards: FinishedShards
     ) -> Summary:
         """Return the summary of a run that published `manifests`: train, then validation if any."""
         totals, excluded = totals_by_input(shards.accounts), request.source.excluded
@@ -102,7 +98,7 @@ class Summary:
             cls.of_complete(request, manifests),
             already_complete=False,
             kept_shards=shards.kept,
-            proof=proof,
+            proof=request.proof,
             seconds=shards.seconds,
             documents_now=int(shards.counts[Count.DOCUMENTS]),
             text_bytes_now=int(shards.counts[Count.TEXT_BYTES]),

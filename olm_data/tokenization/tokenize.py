@@ -38,7 +38,6 @@ from olm_data.dataset.record import RECORD, stored_plan
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo
 from olm_data.dataset.tools import Tools, merged
 from olm_data.decoding import convert
-from olm_data.encoders import ParityReport
 from olm_data.errors import ConflictError, ValidationError, printable
 from olm_data.progress import Progress
 from olm_data.runners.base import Runner
@@ -59,13 +58,10 @@ from olm_data.tokenization.task_results import split_stores
 DIFFERENCES_SHOWN = 10
 
 
-def tokenize(
-    request: Request, proof: ParityReport, *, runner: Runner, progress: Progress
-) -> Summary:
+def tokenize(request: Request, *, runner: Runner, progress: Progress) -> Summary:
     """Write the dataset or the addition of `request`, or finish writing it.
 
     Args:
-        proof: which encoder to use, and what is proved of it (`Request.find_encoder`).
         runner: where the tasks run.
         progress: shows how far it is.
 
@@ -96,18 +92,9 @@ def tokenize(
     refuse_too_many(paths, before + len(plan.tasks), longest, store.url(MANIFEST))
     if base is None:
         refuse_dataset_folder(store)
-    job = TokenizeJob(
-        plan=plan,
-        inputs=request.inputs,
-        read=source.options,
-        tokenizer=request.tokenizer,
-        encoder=proof.encoder,
-        routed=proof.routed,
-        output=absolute(store.root),
-        single_writer=store.single_writer,
-    )
     with ExitStack() as held:
         if base is not None or not store.exists(MANIFEST):  # else nothing is left to do
+            job = _job(request, store)
             held.enter_context(workers_ready(job, runner, dedup=bool(request.recipe.dedup)))
         lease = held.enter_context(exclusive(store, note=progress.note))
         splits = split_stores(store, plan)
@@ -119,7 +106,8 @@ def tokenize(
             if not request.recipe.allow_duplicates:
                 refuse_identical(source)
             separator = source.options.separator
-            for text in (*request.notes, *text_notes(source.inputs, separator), proof.note):
+            notes = (*request.notes, *text_notes(source.inputs, separator), request.proof.note)
+            for text in notes:
                 if text:
                     progress.note(text)
             if base is not None:
@@ -129,15 +117,35 @@ def tokenize(
                 _clear_given_up(splits, plan)
                 versions = [Version.newest(split) for split in splits]
             shards = write_shards(
-                request, job, splits, versions, runner=runner, progress=progress, lease=lease
+                request,
+                _job(request, store),
+                splits,
+                versions,
+                runner=runner,
+                progress=progress,
+                lease=lease,
             )
             lease.check()
-            manifests = publish(request, proof.encoder, splits, versions, shards)
+            manifests = publish(request, splits, versions, shards)
         if request.recipe.dedup:
             clear_duplicates(store)
         if complete:
             return Summary.of_complete(request, list(map(read_manifest, splits)))
-    return Summary.of_shards(request, proof, manifests, shards)
+    return Summary.of_shards(request, manifests, shards)
+
+
+def _job(request: Request, store: Store) -> TokenizeJob:
+    """Return what workers do for the tasks of a request."""
+    return TokenizeJob(
+        plan=request.plan,
+        inputs=request.inputs,
+        read=request.source.options,
+        tokenizer=request.tokenizer,
+        encoder=request.proof.encoder,
+        routed=request.proof.routed,
+        output=absolute(store.root),
+        single_writer=store.single_writer,
+    )
 
 
 def _is_complete(request: Request, store: Store) -> bool:
@@ -208,7 +216,6 @@ SPLITS: tuple[Split, ...] = ("train", "validation")
 
 def publish(
     request: Request,
-    encoder: str,
     splits: Sequence[Store],
     versions: Sequence[Version],
     shards: FinishedShards,
@@ -216,7 +223,6 @@ def publish(
     """Check the accounts and write the manifests of a new dataset or version, the main one last.
 
     Args:
-        encoder: that made the tokens.
         splits: stores of the training split and, where documents are held out, of validation.
         versions: of the splits of a dataset that the shards are added to; [] for a new one.
 
@@ -225,6 +231,7 @@ def publish(
         InputError: a new input has the same documents as one that the dataset has already.
     """
     before: list[Version | None] = [*versions] or [None] * len(splits)
+    encoder = request.proof.encoder
     packages = ["numpy", "pyarrow", "tokenizers", *(["gigatoken"] * (encoder == "gigatoken"))]
     own = {"olm": __version__, "python": platform.python_version()}
     tools = Tools(

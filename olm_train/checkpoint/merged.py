@@ -21,9 +21,7 @@ from olm_data.printing import Share
 from olm_data.storage.store import is_remote
 from olm_train.checkpoint.documents import encoded
 from olm_train.checkpoint.load import Checkpoint
-from olm_train.checkpoint.manifest import (
-    MERGE,
-)
+from olm_train.checkpoint.manifest import MERGE
 
 FORMAT, VERSION = "olm-merge", 1
 

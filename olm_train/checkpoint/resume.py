@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
@@ -335,9 +334,9 @@ def start_at(checkpoint: Checkpoint, run: Run, *, optim_state: bool = True) -> S
         )
     saved = _config_of(checkpoint, run)
     changes = differences(saved, run.config)
+    shape = differences({"model": saved["model"]}, {"model": run.config["model"]})
     # Every back-end computes the same function; which one fits depends on the device.
-    free = "model.attention.backend: "
-    _refuse([c for c in changes if _OF_MODEL.match(c) and not c.startswith(free)], checkpoint)
+    _refuse([c for c in shape if not c.startswith("model.attention.backend: ")], checkpoint)
     return StartingPoint(
         load=lambda: _load(checkpoint, run, optim_state=optim_state, callbacks=True),
         step=state.step,
@@ -378,9 +377,6 @@ def _refuse_other_sizes(checkpoint: Checkpoint, state: RunState, loader: DataLoa
         _refuse([f"{name}: {old.size(0)} -> {new.size(0)}"], checkpoint)
     if old != new:
         _refuse([f"batch sizes up to step {step:,}: {old} -> {new}"], checkpoint)
-
-
-_OF_MODEL = re.compile(r"model[.:[]")
 
 
 def _config_of(checkpoint: Checkpoint, run: Run) -> JsonObject:

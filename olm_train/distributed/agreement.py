@@ -25,7 +25,8 @@ def require_agreement(world: World, lock: str, config: JsonObject) -> None:
     Raises:
         ValidationError: the ranks differ, the same error on every rank.
     """
-    whole = digest({"config": json.dumps(config, sort_keys=True)})  # canonical: no floats
+    text = json.dumps(config, sort_keys=True)  # a digest takes no floats
+    whole = digest({"config": text})
     every = world.gather({"mixture lock": lock, "configuration": whole})
     problems = []
     for what, first in every[0].items():

@@ -18,12 +18,15 @@ Recomputation is not work in this sense.
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from olm_train.data.loader import DataLoader
 from olm_train.model.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from olm_train.data.loader import DataLoader
 
 
 def num_flops_per_token(config: DecoderConfig, *, pairs_per_token: float) -> float:

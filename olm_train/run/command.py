@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -366,12 +367,9 @@ def place_outside(error: BaseException) -> str | None:
 
 
 NAME = "train.yaml"
-_LEAST = """
-    model: {{preset: olm-4m}}
-    data_loader: {{mixture: {}, global_batch_size: 16384}}
-    train_module: {{rank_microbatch_size: 4096}}
-    trainer: {{save_folder: runs/first}}"""
-"""A configuration, but for its lock; numbers are of tokens, whole rows of most locks."""
+MICROBATCH = 4096
+"""Tokens, about: whole rows of the lock."""
+MICROBATCHES = 4
 
 
 def config_file(given: str | None) -> str:
@@ -383,7 +381,6 @@ def config_file(given: str | None) -> str:
     name = given or NAME
     if os.path.lexists(name):
         return name
-    locks = sorted(map(str, Path().glob("*.lock.json"))) or ["mixture.lock.json"]
     raise UsageError(
         f"there is no configuration {printable(name)}"
         if given
@@ -391,7 +388,27 @@ def config_file(given: str | None) -> str:
         where=os.path.abspath(name),
         fix=nearest(
             name,
-            f"olm-train new writes one for your text; in {printable(name)} this is enough:"
-            + _LEAST.format(json.dumps(locks[0])),
+            f"olm-train new writes one for your text; in {printable(name)} this is enough:\n"
+            + _least(),
         ),
+    )
+
+
+def _least() -> str:
+    """Return a configuration that trains on the newest lock of this folder."""
+    from olm_data.mixture.lock import Lock
+
+    name, length = "mixture.lock.json", 1
+    there = sorted(Path().glob("*.lock.json"), key=lambda path: path.lstat().st_mtime)
+    for path in reversed(there):
+        with suppress(OlmError):
+            name, length = path.name, Lock.read(path).sequence_length
+            break
+    size = length * max(1, MICROBATCH // length)
+    mixture, batch = json.dumps(name), size * MICROBATCHES
+    return (
+        "    model: {preset: olm-4m}\n"
+        f"    data_loader: {{mixture: {mixture}, global_batch_size: {batch}}}\n"
+        f"    train_module: {{rank_microbatch_size: {size}}}\n"
+        "    trainer: {save_folder: runs/first}"
     )

@@ -33,7 +33,6 @@ def add_to(
     request = prepare(recipe, recipe.inputs, BaseDataset.open(str(output)))
     return tokenize(
         request,
-        request.find_encoder(),
         runner=runner or InlineRunner(),
         progress=Progress("add", stream=log or io.StringIO()),
     )

@@ -98,7 +98,6 @@ def make_dataset(
     request = make_request(inputs, tokenizer, str(output), **fields)
     return tokenize(
         request,
-        request.find_encoder(),
         runner=runner or InlineRunner(),
         progress=Progress("tokenize", stream=log or io.StringIO()),
     )

@@ -283,9 +283,8 @@ class Search:
                 where="points",
                 fix=f"train {least} at least, better {4 * len(self.names) + 4}",
             )
-        done = {point.digest for point in self.done()}
-        there = [self.array(point.shares) for point in self.done()]
-        points = np.vstack([self.region.baselines(), *there])
+        done = {point.digest: self.array(point.shares) for point in self.done()}
+        points = np.vstack([self.region.baselines(), *done.values()])
         shares = self.region.spread(points[unlike(points)], self.config.points, self.config.seed)
         proxies = [
             Proxy(f"m{digest[:8]}", digest, named, digest in done)

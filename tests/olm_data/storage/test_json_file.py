@@ -33,6 +33,17 @@ def test_what_could_not_be_read_again_is_refused_before_it_is_written(
         read_json(store, "large.json")
 
 
+def test_a_document_beyond_the_limit_is_refused_by_its_size_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_file, "MAX_DOCUMENT", 100)
+    monkeypatch.setattr(json_file, "_AT_ONCE", 8)
+    monkeypatch.setattr(Store, "pieces", lambda *_: pytest.fail("it was read"))
+    (tmp_path / "x.json").write_bytes(b"[" + b" " * 200)
+    with pytest.raises(ValidationError):
+        read_json(Store(tmp_path), "x.json")
+
+
 def test_a_hole_after_a_good_beginning_is_refused_and_not_held(tmp_path: Path) -> None:
     with open(tmp_path / "x.json", "wb") as file:
         file.write(b'{"a": "' + b"x" * (9 << 20))

@@ -304,7 +304,6 @@ def test_a_dataset_that_changed_since_it_was_opened_is_not_added_to(
     with pytest.raises(ConflictError, match="changed since it was opened"):
         tokenize(
             request,
-            request.find_encoder(),
             runner=InlineRunner(),
             progress=Progress("add", stream=io.StringIO()),
         )

@@ -73,7 +73,6 @@ def like(dataset: Path, tokenizer: Path | None, output: Path, **fields: Any) -> 
     request = request_like(read_recipe((), given))
     return tokenize(
         request,
-        request.find_encoder(),
         runner=InlineRunner(),
         progress=Progress("tokenize", stream=io.StringIO()),
     )

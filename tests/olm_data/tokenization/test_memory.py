@@ -38,7 +38,6 @@ options = msgspec.structs.replace(request.source.options, batch_bytes=1 << 18)
 request = replace(request, source=replace(request.source, options=options))
 made = tokenize(
     request,
-    request.find_encoder(),
     runner=InlineRunner(),
     progress=Progress("tokenize", stream=io.StringIO()),
 )

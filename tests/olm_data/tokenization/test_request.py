@@ -43,3 +43,12 @@ def test_a_long_input_that_cannot_be_cut_is_named_beforehand(
     (note,) = make_request([packed, plain], tiny_tokenizer).notes
     assert "packed.jsonl.gz: about" in note
     assert "(1 such input)" in note
+
+
+def test_what_is_complete_is_said_to_be_without_proving_an_encoder(
+    tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", texts(30))
+    make_dataset([file], tiny_tokenizer, tmp_path / "out")
+    monkeypatch.delattr(request, "find_encoder")
+    assert make_dataset([file], tiny_tokenizer, tmp_path / "out").already_complete

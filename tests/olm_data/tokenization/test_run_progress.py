@@ -110,7 +110,6 @@ def test_a_run_tells_its_events_from_start_on(tiny_tokenizer: Path, tmp_path: Pa
 
     tokenize(
         request,
-        request.find_encoder(),
         runner=Slow(),
         progress=Progress("tokenize", events=events, clock=clock),
     )

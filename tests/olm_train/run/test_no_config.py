@@ -10,6 +10,7 @@ import pytest
 import yaml
 from support.runs import write_config
 
+from olm_data.mixture.lock import Lock
 from olm_train.run.command import main
 
 
@@ -25,15 +26,16 @@ def test_without_any_file_the_message_holds_one_that_trains_on_the_lock_here(
     name = "1 mine: 'best'.lock.json"
     shutil.copytree(tiny_mixture.parent, tmp_path, dirs_exist_ok=True)
     (tmp_path / tiny_mixture.name).rename(tmp_path / name)
-    for other in tmp_path.glob("*.lock.json"):  # of other tests
-        if other.name != name:
-            other.unlink()
+    (tmp_path / name).touch()  # the newest that is whole
+    (tmp_path / "damaged.lock.json").write_text("{}")
     assert main(given) == 2
     message = capsys.readouterr().err
     text = message.split("this is enough:\n")[1]
     (tmp_path / "train.yaml").write_text(textwrap.dedent(text))
     assert main(["--dry-run", "--data_loader.global_batch_size=4096"]) == 0  # the lock is short
-    assert yaml.safe_load(text)["data_loader"]["mixture"] == name
+    shown = yaml.safe_load(text)
+    assert shown["data_loader"]["mixture"] == name
+    assert shown["train_module"]["rank_microbatch_size"] % Lock.read(name).sequence_length == 0
 
 
 def test_a_file_that_is_not_here_is_answered_by_the_one_that_is(

@@ -64,9 +64,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
         request = make_request(
             [], tiny_tokenizer, str(output), source="sqlite", root=database, **BODY
         )
-        tokenize(
-            request, request.find_encoder(), runner=InlineRunner(), progress=Progress("tokenize")
-        )
+        tokenize(request, runner=InlineRunner(), progress=Progress("tokenize"))
 
     made(tmp_path / "a")
     made(tmp_path / "b")
