@@ -1,5 +1,5 @@
-"""Writes demo.txt and dev.txt (for the Makefile), uv.txt (which installs them) and image.txt (of the
-Dockerfile): each package that is installed, with hashes of its files.
+"""Writes demo.txt and dev.txt (for the Makefile), uv.txt (which installs them) and image.txt (of
+the Dockerfile): each package that is installed, with hashes of its files.
 
     pip install uv && python requirements/lock.py    after pyproject.toml or constraints.txt changed
 
