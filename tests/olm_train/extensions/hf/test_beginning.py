@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,26 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from support.distributed import run_ranks
 from support.hf_models import hf_model
 from support.hub_stub import HubStub
-from support.runs import (
-    build_trainer,
-    config_values,
-    group_world,
-    metrics,
-    run,
-    run_until,
-    same_bits,
-    tensors,
-)
+from support.runs import build_trainer, group_world, metrics, same_bits, tensors
 
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.storage.store import Store
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.checkpoint.manifest import candidates
 from olm_train.checkpoint.portable import evaluation_model
 from olm_train.distributed.world import World
 from olm_train.extensions.hf_export.export import export
@@ -45,7 +33,6 @@ SHORT = (
     "--trainer.callbacks.checkpointer={save_interval: 2}",
     "--trainer.hard_stop={value: 4, unit: steps}",
 )
-END = "--trainer.hard_stop={value: 8, unit: steps}"
 FSDP = "--train_module.dp_config={name: fsdp}"
 
 
@@ -134,19 +121,24 @@ def load_on_ranks(lock: str, folder: str, foreign: str) -> tuple[int, int, dict[
     return files[-1].read_bytes, files[-1].bytes, plain
 
 
-def test_each_rank_reads_its_shards_alone(
-    tiny_mixture: Path, foreign: Path, tmp_path: Path
-) -> None:
-    arguments = (str(tiny_mixture), str(tmp_path / "run"), str(foreign))
+def check_ranks(lock: Path, foreign: Path, place: str, folder: Path) -> None:
+    """Each of two ranks reads its shards alone; the weights are those of the folder."""
+    arguments = (str(lock), str(folder / "run"), place)
     (one, size, weights), (two, _, _) = run_ranks(load_on_ranks, 2, *arguments)
     assert one + two == size
     assert max(one, two) < 0.6 * size
-    alone = begin(tiny_mixture, tmp_path / "alone", foreign)
+    alone = begin(lock, folder / "alone", foreign)
     alone.restore()
     whole = alone.train_module.state_dict()["model"]
     assert weights.keys() == whole.keys()
     for name, value in whole.items():
         assert (weights[name] == value.numpy()).all(), name
+
+
+def test_each_rank_reads_its_shards_alone(
+    tiny_mixture: Path, foreign: Path, tmp_path: Path
+) -> None:
+    check_ranks(tiny_mixture, foreign, str(foreign), tmp_path)
 
 
 def test_the_checkpoint_needs_nothing_of_the_folder_and_resumes_exactly(
@@ -178,14 +170,7 @@ def test_from_a_bucket_the_rows_of_each_rank_and_no_copy(
     url = f"s3://{s3['bucket']}/{tmp_path.name}/llama"
     for path in foreign.iterdir():
         Store(url).put(path.name, path.read_bytes())
-    arguments = (str(tiny_mixture), str(tmp_path / "run"), url)
-    (one, size, weights), (two, _, _) = run_ranks(load_on_ranks, 2, *arguments)
-    assert one + two == size
-    assert max(one, two) < 0.6 * size
-    near = begin(tiny_mixture, tmp_path / "near", foreign)
-    near.restore()
-    for name, value in near.train_module.state_dict()["model"].items():
-        assert (weights[name] == value.numpy()).all(), name
+    check_ranks(tiny_mixture, foreign, url, tmp_path)
     for name, place in (("near", str(foreign)), ("far", url)):
         begin(tiny_mixture, tmp_path / name, place).fit()
     assert metrics(tmp_path / "far") == metrics(tmp_path / "near")
@@ -272,35 +257,9 @@ def test_weights_in_bfloat16_are_cast_and_it_is_said(
     assert torch.equal(weights["lm_head.weight"], model.lm_head.weight.detach().float())
 
 
-@pytest.mark.slow
-def test_killed_on_two_ranks_and_resumed_on_one_is_bit_exact(
-    tiny_mixture: Path, foreign: Path, tmp_path: Path
-) -> None:
-    place = tmp_path / "llama"
-    shutil.copytree(foreign, place)
-    options = (*SHORT[:-1], f"--trainer.load_path={place}", *BEGIN, FSDP)
-
-    def config(name: str) -> Path:
-        path = tmp_path / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(config_values(tiny_mixture, tmp_path / name)))
-        return path
-
-    each = "--trainer.metrics_collect_interval=1"
-    code, told = run_until("step  3/", signal.SIGKILL, config("killed"), *options, each, ranks=2)
-    assert code == -signal.SIGKILL, told
-    (newest, *_) = candidates(tmp_path / "killed")
-    stop = f"--trainer.hard_stop={{value: {int(newest[4:])}, unit: steps}}"
-    straight = run(config("straight"), *options, stop, ranks=2)
-    assert straight.returncode == 0, straight.stderr
-    for path in place.glob("*.safetensors"):
-        path.unlink()
-    for name in ("straight", "killed"):
-        again = run(config(name), *options, END)
-        assert again.returncode == 0, again.stderr
-        assert f"resuming from {tmp_path / name / newest}" in again.stderr
-    fresh = partial(begin, tiny_mixture, tmp_path / "straight", place)
-    one, two = (tensors(fresh, tmp_path / name / "step00000008") for name in ("straight", "killed"))
-    assert same_bits(one, two)
+def begin_on_ranks(lock: Path, folder: Path, place: str) -> None:
+    stop = "--trainer.hard_stop={value: 2, unit: steps}"
+    begin(lock, folder, place, FSDP, stop, world=group_world()).fit()
 
 
 @pytest.mark.slow
@@ -310,21 +269,17 @@ def test_from_the_hub_each_file_once_pinned_to_a_commit(
     (tmp_path / "hub/models/lab").mkdir(parents=True)
     shutil.copytree(foreign, tmp_path / "hub/models/lab/llama")
     (tmp_path / "hub/models/lab/llama/modeling.py").write_text("raise SystemExit(9)")
-    config = tmp_path / "train.yaml"
-    config.write_text(yaml.safe_dump(config_values(tiny_mixture, tmp_path / "run")))
-    options = (*SHORT, "--trainer.load_path=hf://lab/llama", *BEGIN, FSDP)
+    run = tmp_path / "run"
     with HubStub(tmp_path / "hub").running() as stub:
         for name, value in stub.environment(tmp_path / "home").items():
             monkeypatch.setenv(name, value)
-        done = run(config, *options, "--trainer.hard_stop={value: 2, unit: steps}", ranks=2)
-        assert done.returncode == 0, done.stderr
+        run_ranks(begin_on_ranks, 2, tiny_mixture, run, "hf://lab/llama")
         got = [asked for asked in stub.requests if asked.startswith("GET") and "/resolve/" in asked]
-    assert len(got) == len(set(got)), got
+    assert len(got) == len(set(got)) > 2, got
     assert not [asked for asked in got if "modeling" in asked]
-    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    saved = json.loads((run / "config.json").read_text())
     assert saved["trainer"]["load_path"].startswith("hf://lab/llama@0123456789abcdef")
     shutil.rmtree(tmp_path / "home")
-    again = run(config, *options)  # the hub is gone, and what was fetched
-    assert again.returncode == 0, again.stderr
-    state = json.loads((tmp_path / "run" / "step00000004" / "train.json").read_text())
+    begin(tiny_mixture, run, "hf://lab/llama").fit()  # the hub is gone, and what was fetched
+    state = json.loads((run / "step00000004" / "train.json").read_text())
     assert state["origin"]["path"] == saved["trainer"]["load_path"]

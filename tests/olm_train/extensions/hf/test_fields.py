@@ -21,7 +21,7 @@ FIELDS = dict(LLAMA.config_to_hf(SMALL, max_position_embeddings=16))
         ({"hidden_size": True}, "hidden_size is true, which is not of the right type"),
         ({"num_hidden_layers": 1 << 60}, "n_layers"),
         ({"hidden_size": None}, "hidden_size is null"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide the 2 query heads"),
         ({"hidden_act": "gelu"}, "hidden_act is gelu: the activation is SiLU"),
         ({"mlp_bias": 1}, "mlp_bias is 1"),
         ({"softmax_sink": 4}, "softmax_sink is 4, and is not known here"),
@@ -35,6 +35,28 @@ def test_what_our_decoder_is_not_is_refused_by_name(change: dict[str, Any], said
     with pytest.raises(InputError) as refusal:
         LLAMA.config_from_hf(FIELDS | change)
     assert said in str(refusal.value).replace("'", "")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hidden_size": -1}, "hidden_size is at least 1 and at most 262,144, not -1"),
+        ({"hidden_size": 9}, "num_attention_heads is 2, which does not divide hidden_size"),
+        ({"intermediate_size": 0}, "intermediate_size is at least 1 and at most 2,097,152, not 0"),
+        ({"num_attention_heads": 0}, "num_attention_heads is at least 1"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is at least 1"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps is above 0, not -1.0"),
+        ({"initializer_range": -1.0}, "initializer_range is above 0, not -1.0"),
+        ({"rope_theta": -5.0, "rope_parameters": None}, "rope_theta is above 0, not -5.0"),
+    ],
+)
+def test_what_is_wrong_is_said_of_the_field_that_was_given(
+    change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        LLAMA.config_from_hf(FIELDS | change)
+    assert f"LlamaForCausalLM: {said}" in error.value.what
+    assert not {"d_model", "n_heads", "DecoderConfig"} & set(error.value.what.split())
 
 
 def test_every_problem_is_named_at_once() -> None:

@@ -128,10 +128,7 @@ def test_layers_with_a_window_have_a_base_of_their_own_and_no_scaling() -> None:
         ({"rope_parameters": YARN}, "rope_parameters.factor is neither"),
         ({"rope_parameters": {"sliding_attention": LINEAR}}, "sliding_attention scales"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "another scaling"),
-        (
-            {"rope_scaling": {"type": "linear", "factor": 2.0}},
-            "rope_type is not given",
-        ),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is not given"),
     ):
         with pytest.raises(InputError) as refusal:
             GEMMA3.config_from_hf(written | change)
@@ -199,9 +196,7 @@ FORMS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", "qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo3", "gemma2", "gemma3"]
-)
+@pytest.mark.parametrize("name", ["llama", "smollm3", "olmo3", "gemma2", "gemma3"])
 @pytest.mark.skipif(OLD, reason="transformers 4 knows the flat forms alone")
 def test_what_a_family_reads_of_rope_is_what_transformers_makes_of_it(name: str) -> None:
     written = hf_fields(hf_model(name))

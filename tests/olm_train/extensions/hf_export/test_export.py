@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from support.hf_exports import OLMO2, read, receipt_of, trained
 
-from olm_data.errors import ConflictError, UsageError
+from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
+from olm_data.mixture.lock import Lock
+from olm_data.model_receipt import ModelClaim
 from olm_train.checkpoint.load import Checkpoint, open_checkpoint
 from olm_train.checkpoint.portable import evaluation_model
 from olm_train.distributed.world import World
 from olm_train.extensions.averaging.merge import merge_checkpoints
-from olm_train.extensions.hf_export import verify
-from olm_train.extensions.hf_export.export import export
+from olm_train.extensions.hf_export import export as exporting
+from olm_train.extensions.hf_export import job, verify
+from olm_train.extensions.hf_export.export import export, model_card, why_not_computed
 from olm_train.extensions.hf_export.job import ExportOptions
 
 
@@ -109,22 +116,20 @@ def test_a_receipt_says_no_more_than_was_compared(checkpoint: Checkpoint, tmp_pa
     assert len(verified.tokenizer_read_by) == 2, "ids are compared all the same"
 
 
-def test_without_transformers_it_says_that_logits_were_not_compared(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "found", "said"),
+    [
+        ("installed", False, "transformers is not installed"),
+        ("room_here", 1000, "more than half of this machine's memory"),
+    ],
+)
+def test_why_it_was_not_computed_with_transformers_is_said(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: Any, name: str, found: int, said: str
 ) -> None:
-    monkeypatch.setattr(verify, "installed", lambda: False)
+    monkeypatch.setattr(verify, name, lambda: found)
     verified = export(checkpoint, str(tmp_path / "hf"), ExportOptions()).receipt.verified
     assert verified.model is None
-    assert "transformers is not installed" in verified.not_compared[0]
-
-
-def test_a_model_too_large_for_the_memory_is_not_computed_with(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(verify, "room_here", lambda: 1000)
-    verified = export(checkpoint, str(tmp_path / "hf"), ExportOptions()).receipt.verified
-    assert verified.model is None
-    assert "more than half of this machine's memory" in verified.not_compared[0]
+    assert said in verified.not_compared[0]
 
 
 def test_dtype_and_shard_size_have_their_effect(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -241,3 +246,73 @@ def test_what_readers_take_otherwise_is_written_as_what_computes_the_same(
     assert verified.model.largest_difference < 1e-5
     assert len(verified.tokenizer_read_by) == 2
     assert load_file(tmp_path / "hf" / "model.safetensors")[name].any() != zeros
+
+
+def test_a_folder_that_computes_otherwise_is_never_there(
+    tiny_mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = trained(tiny_mixture, tmp_path / "run", OLMO2)
+    whole = job.rounded
+    monkeypatch.setattr(job, "rounded", lambda value, planned: whole(value, planned) * 1.01)
+    with pytest.raises(ValidationError, match="gives logits that differ by"):
+        exporting.export(checkpoint, str(tmp_path / "hf"), ExportOptions(check="transformers"))
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    found = job.ExportJob(
+        checkpoint, ExportOptions(check="files"), exporting.model_config(checkpoint)
+    )
+    assert why_not_computed(found).endswith("--verify files")
+
+
+def test_no_address_in_the_lock_of_a_run_is_asked(
+    tiny_mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    shutil.copytree(tiny_mixture.parent, tmp_path / "mixture")
+    lock = tmp_path / "mixture" / tiny_mixture.name
+    checkpoint = trained(lock, tmp_path / "run", OLMO2)
+    found = job.ExportJob(
+        checkpoint, ExportOptions(check="files"), exporting.model_config(checkpoint)
+    )
+    assert exporting._rows(found)
+    value = json.loads(lock.read_bytes())
+    value["locations"] = dict.fromkeys(value["locations"], "s3://b/data")
+    lock.write_text(json.dumps(value))
+    with pytest.raises(InputError, match="which only you may open"):
+        exporting._rows(found)
+
+
+CLAIM = ModelClaim(
+    checkpoint="c" * 64, dtype="float32", shard_bytes=5, tied_head=False, template=None, context=32
+)
+
+
+def card(lock: Lock | None, *, chat: bool = False, has_tokenizer: bool = True) -> str:
+    job: Any = SimpleNamespace(
+        claim=CLAIM,
+        family=SimpleNamespace(architecture="Olmo2ForCausalLM"),
+        config=SimpleNamespace(num_params=1234),
+        checkpoint=SimpleNamespace(step=3),
+        lock=lock,
+        template="{{ messages }}" if chat else None,
+        tokenizer=has_tokenizer or None,
+    )
+    return model_card(job).decode()
+
+
+def test_the_card_names_what_the_model_was_made_of(tiny_mixture: Path) -> None:
+    lock = Lock.read(tiny_mixture)
+    text = card(lock, chat=True)
+    front = yaml.safe_load(text.split("---")[1])
+    assert front["library_name"] == "transformers"
+    assert front["tags"] == ["olm-data", "conversational"]
+    for digest in (CLAIM.checkpoint, lock.digest, *(each.dataset for each in lock.sources)):
+        assert f"`{digest}`" in text
+    assert lock.folder not in text
+    assert "AutoTokenizer" in text
+
+
+def test_what_there_is_not_is_not_shown() -> None:
+    text = card(None, has_tokenizer=False)
+    assert "mixture lock" not in text
+    assert "There is no tokenizer with this model" in text
+    assert yaml.safe_load(text.split("---")[1])["tags"] == ["olm-data"]
