@@ -24,7 +24,7 @@ from olm_train.checkpoint.portable import open_portable
 from olm_train.data.batch import Batch
 from olm_train.extensions.downstream import evaluation as evaluate
 from olm_train.extensions.downstream.command import main
-from olm_train.extensions.downstream.evaluation import EvaluationData
+from olm_train.extensions.downstream.evaluation import EvaluationData, is_text_file
 from olm_train.extensions.hf_export.command import main as export
 from olm_train.model.decoder import Decoder
 
@@ -81,11 +81,7 @@ def test_data_set_text_and_task_measure_as_in_the_run_from_checkpoint_export_and
         f"{held}.jsonl": logged["held"],
     }
     data = [word for place in in_the_loop for word in ("--data", place)]
-    for words in (
-        [run / "run"],
-        [tmp_path / "e"],
-        [tmp_path / "saved", "--sequence-length", "32"],
-    ):
+    for words in ([run / "run"], [tmp_path / "e"], [tmp_path / "saved", "--sequence-length", "32"]):
         result = invoke(*words, *data)
         assert result.keys() == in_the_loop.keys()
         for place, expected in in_the_loop.items():
@@ -205,3 +201,23 @@ def test_data_that_are_not_there_and_a_dataset_for_a_model_are_said_in_these_wor
         find_checkpoint(tiny_mixture.parent / "prose", World(), print)
     with pytest.raises(InputError, match=r"there is nothing at this path\n  where: .*nope\.txt"):
         EvaluationData(None, [str(tmp_path / "nope.txt")], sequence_length=8)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("place", "is_one"),
+    [
+        ("s3://bucket/held.jsonl.gz", True),
+        ("hf://datasets/ORG/NAME/held.parquet", True),
+        ("s3://bucket/tokens/held", False),
+        ("nothing.jsonl", False),
+    ],
+)
+def test_a_remote_file_is_known_by_its_name(place: str, is_one: bool) -> None:
+    assert is_text_file(place) == is_one
+
+
+def test_a_local_one_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "letters").write_text("a")
+    (tmp_path / "tokens.jsonl").mkdir()
+    assert is_text_file(str(tmp_path / "letters"))
+    assert not is_text_file(str(tmp_path / "tokens.jsonl"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.distributed import run_ranks
-from support.runs import STEPS, build_trainer, group_world, metrics, run_until, write_config
+from support.runs import STEPS, build_trainer, group_world, metrics, run, run_until, write_config
 
 from olm_data.errors import UsageError
 from olm_data.extensions.ledger.files import ledger_files, read_ledger
@@ -121,14 +121,15 @@ def test_a_compiled_run_has_the_same_bits_with_and_without(
     tiny_mixture: Path, tmp_path: Path, loss: str
 ) -> None:
     options = (
-        "--trainer.hard_stop={value: 6, unit: steps}",
+        "--trainer.hard_stop={value: 2, unit: steps}",
+        "--model.n_layers=1",
         "--train_module.compile_model=true",
         f"--train_module.loss={{name: {loss}}}",
     )
     build_trainer(tiny_mixture, tmp_path / "with", ON, *options).fit()
     build_trainer(tiny_mixture, tmp_path / "without", *options).fit()
     assert losses(tmp_path / "with") == losses(tmp_path / "without")
-    check_sums(tmp_path / "with", 6)
+    check_sums(tmp_path / "with", 2)
 
 
 def train_rank(lock: Path, folder: Path, strategy: str) -> None:
@@ -239,13 +240,13 @@ def test_a_ledger_that_cannot_be_written_is_said_and_the_run_goes_on(
 def test_pieces_that_were_not_written_when_the_run_was_killed_are_named_at_the_resume(
     tiny_mixture: Path, tmp_path: Path, plain: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = shutil.copytree(plain, tmp_path / "run")
-    shutil.rmtree(run / "step00000024")
-    (run / "ledger/step00000018-rank0000.parquet").unlink()
-    build_trainer(tiny_mixture, run, ON).fit()
+    folder = shutil.copytree(plain, tmp_path / "run")
+    shutil.rmtree(folder / "step00000024")
+    (folder / "ledger/step00000018-rank0000.parquet").unlink()
+    build_trainer(tiny_mixture, folder, ON).fit()
     said = capsys.readouterr().err
     assert "warning: ledger/ has no losses of step 18 of rank 0: they were not" in said
-    assert content(run) == {key: n for key, n in content(plain).items() if key[0] != 18}
+    assert content(folder) == {key: n for key, n in content(plain).items() if key[0] != 18}
 
 
 @pytest.mark.slow
@@ -254,11 +255,11 @@ def test_killed_at_any_step_no_step_is_there_twice_and_none_is_missing(
     tiny_mixture: Path, tmp_path: Path, plain: Path, ranks: int
 ) -> None:
     config = write_config(tmp_path / "train.yaml", tiny_mixture, tmp_path / "run")
-    for step in (3, 8, 13, 20) if ranks == 1 else (8, 13):
+    for step in (3, 17) if ranks == 1 else (8,):  # at 17 a file lies beyond the checkpoint
         code, said = run_until(f"step {step:2}/", signal.SIGKILL, config, ON, ranks=ranks)
         assert code != 0, said
         by_step(tmp_path / "run")  # no piece twice, also before the resume
-    code, said = run_until("no such line", signal.SIGKILL, config, ON, ranks=ranks)
-    assert code == 0, said
+    done = run(config, ON, ranks=ranks)
+    assert done.returncode == 0, done.stderr
     check_sums(tmp_path / "run")
     close(content(plain), content(tmp_path / "run"))
