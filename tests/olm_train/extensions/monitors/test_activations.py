@@ -91,34 +91,19 @@ def test_without_gradients_there_are_none() -> None:
     assert as_rows([rows, gradients]).sums.shape[0] == 2 * len(probe.names)
 
 
-@pytest.mark.slow
-def test_a_watched_block_compiles_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, counters = torch.compile, torch._dynamo.utils.counters
-
-    def compile_graph(function: Any, **options: Any) -> Any:
-        return plain(function, backend="aot_eager", dynamic=False, fullgraph=False)
-
-    monkeypatch.setattr(torch, "compile", compile_graph)
+@pytest.mark.slow  # it compiles
+def test_a_watched_block_compiles_as_one_graph_and_training_has_the_same_bits() -> None:
+    """In bfloat16, where another fusion would round otherwise."""
+    counters = torch._dynamo.utils.counters
     counters.clear()
-    module = build(compile_model=True, model=replace(MODEL, n_layers=1))
-    probe = ActivationProbe(module.model, gradients=True)
-    probe.begin(torch.device("cpu"))
-    step(module)
-    rows, gradients = probe.end()
-    assert (rows[:, 3] > 0).sum() == (gradients[:, 3] > 0).sum() > 2
-    assert counters["stats"]["unique_graphs"] >= 1
-    assert dict(counters["graph_break"]) == {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_compiled_training_has_the_same_bits(dtype: str) -> None:
-    torch._dynamo.utils.counters.clear()
-    module, other = (build(compile_model=True, param_dtype=dtype) for _ in range(2))
+    options: dict[str, Any] = {"model": replace(MODEL, n_layers=1), "param_dtype": "bfloat16"}
+    module, other = (build(compile_model=True, **options) for _ in range(2))
     probe, losses = ActivationProbe(module.model, gradients=True), []
-    for number in (1, 2, 3):
+    for number in (1, 2):
         probe.begin(torch.device("cpu"))
         losses.append(step(module, number))
-        probe.end()
-    assert losses == [step(other, number) for number in (1, 2, 3)]
-    assert dict(torch._dynamo.utils.counters["graph_break"]) == {}
+        rows, gradients = probe.end()
+        assert (rows[:, 3] > 0).sum() == (gradients[:, 3] > 0).sum() > 2
+    assert losses == [step(other, number) for number in (1, 2)]
+    assert counters["stats"]["unique_graphs"] >= 1
+    assert dict(counters["graph_break"]) == {}

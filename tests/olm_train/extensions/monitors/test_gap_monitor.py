@@ -6,16 +6,41 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support.distributed import run_ranks
-from support.probe_checks import KINDS, LOSS, TARGETS, Steps, everything, same, train_and_look
+from support.probe_checks import (
+    KINDS,
+    LOSS,
+    TARGETS,
+    Steps,
+    everything,
+    same,
+    sharded_statistics,
+    train_and_look,
+)
 from support.runs import metrics, one_step_trainer
 from support.training import build, digest, full
 from torch import nn
 
-from olm_data.errors import UsageError
+from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.run_log.metric_names import GAP
-from olm_train.extensions.monitors.gap_monitor import GAPMonitorCallback
-from olm_train.extensions.monitors.gradient_files import read_gradients
+from olm_train.checkpoint.manifest import INDEX_NAME
+from olm_train.checkpoint.tensors import Index
+from olm_train.distributed.world import World
+from olm_train.extensions.monitors.gap_monitor import (
+    SMALL,
+    GAPMonitorCallback,
+    finish,
+    lost_updates,
+    measure,
+    underflows_of,
+)
+from olm_train.extensions.monitors.gradient_files import (
+    read_gradients,
+    step_folder,
+    write_gradients,
+)
 
 WEIGHT = "blocks.1.attention.w_out.weight"
 
@@ -179,3 +204,102 @@ def test_a_run_logs_them_and_writes_gradients_to_its_folder(
     (folder,) = tmp_path.rglob("gradients/step00000001")
     norm = torch.nn.utils.get_total_norm(read_gradients(folder).values())
     assert math.isclose(float(norm), line["optim/total grad norm"], rel_tol=1e-5)
+
+
+SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
+
+
+@pytest.mark.xdist_group("parallel")
+@given(st.lists(SHAPES, min_size=8, max_size=40), st.integers(0, 1 << 30))
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+def test_sharded_tensors_have_the_statistics_of_whole_ones(
+    shapes: list[tuple[int, ...]], seed: int
+) -> None:
+    assert run_ranks(sharded_statistics, 2, shapes, seed) == [True, True]
+
+
+def test_a_large_tensor_is_measured_as_a_small_one() -> None:
+    tensor = torch.randn(SMALL + 7, generator=torch.Generator().manual_seed(1)) * 3 + 1
+    tensor[:1000] = 0
+    found = finish(measure([tensor], World()), World())
+    exact = tensor.double()
+    for value, wanted in (
+        (found.max, exact.abs().max()),
+        (found.mean, exact.mean()),
+        (found.var, exact.var()),
+        (found.rms, exact.square().mean().sqrt()),
+        (found.zeros, torch.tensor(1000 / len(tensor), dtype=torch.float64)),
+    ):
+        torch.testing.assert_close(value[0], wanted, rtol=1e-6, atol=0)
+
+
+def test_what_is_not_finite_shows() -> None:
+    tensors = [torch.tensor([1.0, math.nan]), torch.tensor([1.0, math.inf])]
+    found = finish(measure(tensors, World()), World())
+    assert math.isnan(found.max[0])
+    assert math.isnan(found.mean[0])
+    assert found.max[1] == math.inf
+
+
+def test_underflows_are_small_numbers_and_updates_without_effect() -> None:
+    (small,) = underflows_of([torch.tensor([0.0, 1e-39, -1e-40, 1e-30])])
+    assert small == 2
+    before = torch.tensor([1.0, 1.0, 1.0])
+    (lost,) = lost_updates([before], [before + torch.tensor([0.0, 1e-5, 0.5])])
+    assert lost == 1
+
+
+GRADIENTS = {
+    "a.weight": torch.arange(12.0).view(3, 4),
+    "scalar": torch.tensor(2.0),
+    "b": torch.ones(5, dtype=torch.bfloat16),
+}
+
+
+def test_gradients_come_back_with_their_shapes_and_types(tmp_path: Path) -> None:
+    folder = write_gradients(tmp_path, 12, GRADIENTS, World(), None)
+    assert folder == step_folder(tmp_path, 12) == tmp_path / "gradients/step00000012"
+    assert sorted(p.name for p in folder.iterdir()) == [INDEX_NAME, "rank00000.safetensors"]
+    found = read_gradients(folder)
+    assert found.keys() == GRADIENTS.keys()
+    for name, gradient in GRADIENTS.items():
+        assert torch.equal(found[name], gradient)
+        assert found[name].dtype == gradient.dtype
+    index = Index.decode((folder / INDEX_NAME).read_bytes(), "index")
+    assert index.values == {"step": 12, "first_n": None}
+
+
+def test_the_first_entries_of_each_dimension_are_kept(tmp_path: Path) -> None:
+    found = read_gradients(write_gradients(tmp_path, 1, GRADIENTS, World(), 2))
+    assert torch.equal(found["a.weight"], GRADIENTS["a.weight"][:2, :2])
+    assert found["b"].shape == (2,)
+
+
+def test_a_second_attempt_at_a_step_replaces_the_first(tmp_path: Path) -> None:
+    folder = write_gradients(tmp_path, 1, GRADIENTS, World(), None)
+    (folder / "rank00007.safetensors").write_bytes(b"of more ranks")
+    write_gradients(tmp_path, 1, {"b": GRADIENTS["b"]}, World(), None)
+    assert sorted(p.name for p in folder.iterdir()) == [INDEX_NAME, "rank00000.safetensors"]
+    assert list(read_gradients(folder)) == ["b"]
+
+
+def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
+    folder = write_gradients(tmp_path, 1, GRADIENTS, World(), None)
+    index, path = folder / INDEX_NAME, folder / "rank00000.safetensors"
+    whole, data = index.read_bytes(), path.read_bytes()
+    index.unlink()
+    with pytest.raises(InputError, match="not written to the end"):
+        read_gradients(folder)
+    for wrong in (
+        whole.replace(b'"version":1', b'"version":9'),
+        b"[]",
+        whole.replace(b"rank00000", b"rank00001"),
+        whole.replace(b"[5]", b"[6]"),
+    ):
+        index.write_bytes(wrong)
+        with pytest.raises(ValidationError, match="index of the tensors is damaged"):
+            read_gradients(folder)
+    index.write_bytes(whole)
+    path.write_bytes(data[:40])
+    with pytest.raises(ValidationError, match="beyond the end"):
+        read_gradients(folder)

@@ -19,10 +19,10 @@ from olm_data.errors import StorageError, UsageError
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.notice import Event, NotificationSetting
 from olm_train.extensions.notices.notifier import NotifierCallback
+from olm_train.extensions.notices.sender import Sender
 from olm_train.trainer import Trainer
 
 PREFIX = "--trainer.callbacks.notifier"
-_REAL = pytest.param("hang, as long as it takes", marks=pytest.mark.slow)
 SHORT = ("--trainer.callbacks.lm_evaluator.enabled=false",)
 
 
@@ -76,7 +76,7 @@ def test_a_restart_tells_that_it_goes_on_and_nothing_twice(
     assert ("resume", 6) in hook.events
 
 
-@pytest.mark.parametrize("how", ["hang", "500", "close", _REAL])
+@pytest.mark.parametrize("how", ["hang", "500", "close"])
 def test_a_bad_webhook_holds_up_no_step_and_the_end_for_less_than_30_seconds(
     how: str,
     tiny_mixture: Path,
@@ -84,15 +84,17 @@ def test_a_bad_webhook_holds_up_no_step_and_the_end_for_less_than_30_seconds(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    (longest,) = Sender.close.__defaults__ or ()
+    assert longest < 29
     if how == "hang":
-        monkeypatch.setattr("olm_train.extensions.notices.sender.Sender.close.__defaults__", (1.0,))
+        monkeypatch.setattr(Sender.close, "__defaults__", (1.0,))
     reached: list[float] = []
 
     class Clock(Callback):
         def post_step(self) -> None:
             reached.append(time.monotonic())
 
-    with webhook(how.partition(",")[0]) as hook:
+    with webhook(how) as hook:
         run = trainer(tiny_mixture, tmp_path, hook.url)
         run.add_callback("clock", Clock())
         run.fit()
