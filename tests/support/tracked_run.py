@@ -1,6 +1,8 @@
 """A run with trackers, slow enough for them to follow, that kills itself.
 
-usage: tracked_run.py LOCK FOLDER STEP TRACKER...      STEP: after which it is killed; 0: never
+usage: python -m support.tracked_run LOCK FOLDER STEP TRACKER...
+
+STEP: after which it is killed; 0: never
 """
 
 from __future__ import annotations

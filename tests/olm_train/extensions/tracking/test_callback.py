@@ -1,4 +1,4 @@
-"""A run with trackers: the same bits, the same run after a resume, each step in each sink once."""
+"""A run with trackers, TensorBoard first: the same bits, each step in each sink once."""
 
 from __future__ import annotations
 
@@ -6,22 +6,38 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import REPOSITORY, STEPS, build_trainer, one_step_trainer
-from support.tracked import Sink, logged, of_comet, of_tensorboard, of_trackio, of_wandb, same
+from support.forked import forked
+from support.full_disk import files_of_at_most
+from support.polling import wait_until
+from support.runs import REPOSITORY, STEPS, build_trainer, metrics, one_step_trainer
+from support.tracked import (
+    Sink,
+    evaluated,
+    logged,
+    of_comet,
+    of_tensorboard,
+    of_trackio,
+    of_wandb,
+    same,
+    write_log,
+)
 
+from olm_data.errors import UsageError
 from olm_data.extras import MissingExtra
+from olm_data.run_log.log import keep_until
+from olm_train.extensions.tracking.base import TrackedRun
 from olm_train.extensions.tracking.comet import CometCallback
-from olm_train.extensions.tracking.tensorboard import TensorBoardCallback
+from olm_train.extensions.tracking.feeder import Feeder
+from olm_train.extensions.tracking.tensorboard import TensorBoardCallback, TensorBoardTracker
 from olm_train.extensions.tracking.trackio import TrackioCallback
 from olm_train.extensions.tracking.wandb import WandBCallback
 
-KILLS = 6
+KILLS = 3
 
 
 @pytest.mark.slow
@@ -38,13 +54,12 @@ def test_a_run_killed_at_random_steps_has_each_step_in_each_sink_once(
     offline |= {"TRACKIO_DIR": str(tmp_path / "trackio")}
     paths = f"{REPOSITORY}:{REPOSITORY / 'tests'}"
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **offline}
-    program = str(REPOSITORY / "tests/support/tracked_run.py")
     for kill in range(KILLS + 1):
         saved = [int(path.name[4:]) for path in run.glob("step????????")]
         step = min(STEPS - 1, max(saved, default=0) + moments.randint(1, 8))
         at = "0" if kill == KILLS else str(step)
-        command = [sys.executable, program, str(tiny_mixture), str(run), at, *readers]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
+        words = ("support.tracked_run", tiny_mixture, run, at, *readers)
+        done = forked(*words, environment=env, timeout=900)
         assert done.returncode == (0 if kill == KILLS else -9), done.stderr
     for name, read in readers.items():
         assert same(read(run), logged(run), digits=5), name
@@ -92,12 +107,6 @@ def test_options_reach_the_tracker_without_secrets(
     assert (run.name, run.project, run.config) == ("n", "p", {"lr": 0.1, "note": "***"})
 
 
-def test_tags_are_asked_for_at_the_interval_and_not_without_tags() -> None:
-    assert WandBCallback(cancel_check_interval=7).check_interval() == 7
-    assert WandBCallback(cancel_tags=()).check_interval() is None
-    assert TensorBoardCallback().check_interval() is None
-
-
 def test_a_run_that_was_killed_after_its_last_save_still_brings_its_last_steps(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,3 +120,107 @@ def test_a_run_that_was_killed_after_its_last_save_still_brings_its_last_steps(
         build_trainer(tiny_mixture, tmp_path, stop, on).fit()
         assert f"already finished at step 3: {message}\n" in capsys.readouterr().err
         assert same(of_tensorboard(tmp_path), logged(tmp_path), digits=5)
+
+
+ON = "--trainer.callbacks.tensorboard={}"
+
+
+def test_a_resumed_run_has_each_step_once(tiny_mixture: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "with"
+    trainer = build_trainer(
+        tiny_mixture, folder, ON, "--trainer.hard_stop={value: 14, unit: steps}"
+    )
+    trainer.fit()
+    for step in (13, 14):  # as if killed after step 12 was saved
+        assert any(line["step"] == step for line in metrics(folder))
+    shutil.rmtree(folder / "step00000014")
+    build_trainer(tiny_mixture, folder, ON, "--trainer.hard_stop={value: 15, unit: steps}").fit()
+    assert len(of_tensorboard(folder)) == 15
+    same(of_tensorboard(folder), logged(folder), digits=5)
+
+
+def test_name_project_and_configuration_are_shown(tiny_mixture: Path, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    callback = TensorBoardCallback(name="first try", project="lab")
+    stop = "--trainer.hard_stop={value: 1, unit: steps}"
+    trainer = build_trainer(tiny_mixture, tmp_path, stop)
+    trainer.callbacks.add("tensorboard", callback)
+    trainer.fit()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (shown,) = events.Tensors("config/text_summary")
+    text = shown.tensor_proto.string_val[0].decode()
+    assert text.startswith("# lab: first try")
+    assert '"global_batch_size": 256' in text
+
+
+def test_without_the_log_it_has_nothing_to_show(tiny_mixture: Path, tmp_path: Path) -> None:
+    off = "--trainer.callbacks.metrics_logger.enabled=false"
+    with pytest.raises(UsageError, match="metrics_logger is off"):
+        build_trainer(tiny_mixture, tmp_path, ON, off).fit()
+
+
+class Counted(TensorBoardTracker):
+    """Counts how often it was opened."""
+
+    opened = 0
+
+    def open(self, key: str | None, logged: int) -> str:
+        self.opened += 1
+        return super().open(key, logged)
+
+
+def told(folder: Path) -> TrackedRun:
+    return TrackedRun(folder=folder, name="n", project="p", config={})
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("room", [0, 10])
+def test_a_full_disk_is_said_once_and_nothing_is_missing_or_twice_when_there_is_room_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], room: int
+) -> None:
+    write_log(tmp_path, range(1, 9))
+    said: list[str] = []
+    tracker = Counted(told(tmp_path))
+    feeder = Feeder(tracker, tmp_path, step=0, say=said.append)
+    feeder.start()
+    wait_until(lambda: feeder.tracked is not None and feeder.tracked.step >= 7, "steps")
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    write_log(tmp_path, range(9, 20))
+    with files_of_at_most(file.stat().st_size + room if room else 0):
+        feeder.wake()
+        wait_until(lambda: tracker.opened > 2 if not room else len(said) > 0, "it fails")
+    feeder.close("finished")
+    assert len(said) == 1
+    assert "tensorboard: OSError" in said[0]
+    assert capfd.readouterr().err == ""
+    same(of_tensorboard(tmp_path), logged(tmp_path), digits=5)
+
+
+def test_a_start_on_a_machine_whose_clock_is_behind_is_read_after_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log(tmp_path, range(1, 9))
+    Feeder(TensorBoardTracker(told(tmp_path)), tmp_path, step=0, say=pytest.fail).replay()
+    keep_until(tmp_path, 5)
+    write_log(tmp_path, range(6, 12))
+    behind = time.time() - 3600
+    monkeypatch.setattr("time.time", lambda: behind)
+    Feeder(TensorBoardTracker(told(tmp_path)), tmp_path, step=5, say=pytest.fail).replay()
+    same(of_tensorboard(tmp_path), logged(tmp_path), digits=5)
+
+
+def test_an_evaluation_made_beside_the_run_is_shown_once_where_the_run_goes_back(
+    tmp_path: Path,
+) -> None:
+    write_log(tmp_path, range(1, 9))
+    evaluated(tmp_path, 2, 20.0)
+    evaluated(tmp_path, 7, 70.0)
+    Feeder(TensorBoardTracker(told(tmp_path)), tmp_path, step=0, say=pytest.fail).replay()
+    keep_until(tmp_path, 5)
+    write_log(tmp_path, range(6, 12))
+    Feeder(TensorBoardTracker(told(tmp_path)), tmp_path, step=5, say=pytest.fail).replay()
+    shown = of_tensorboard(tmp_path)  # which refuses a point that is there twice
+    points = [(step, row["watched/held/PPL"]) for step, row in shown if "watched/held/PPL" in row]
+    assert points == [(2, 20.0), (7, 70.0)]

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.polling import wait_until
 from support.tracked import Sink, evaluated, logged, write_log
 
-from olm_data.errors import ConflictError
+from olm_data.errors import ConflictError, ValidationError
 from olm_data.extensions.watching.follow import LoggedStep
 from olm_data.extensions.watching.watched import EVAL
 from olm_data.run_log.log import Evaluation, MetricsWriter, keep_until
-from olm_train.extensions.tracking.base import Ending, Level, Tracker
-from olm_train.extensions.tracking.feeder import Feeder, is_behind, read_tracked
+from olm_train.extensions.tracking.base import Ending, Tracker, without_secrets
+from olm_train.extensions.tracking.feeder import (
+    TRACKING,
+    Feeder,
+    TrackerCursor,
+    TrackerState,
+    is_behind,
+    read_tracked,
+    write_tracked,
+)
 
 SECRET = "abcdefgh12345678ijklmnop"
 
@@ -29,9 +38,6 @@ class Memory(Tracker):
         self.fail, self.cuts = fail, cuts
         self.rows: Sink = []
         self.keys: list[str | None] = []
-        self.alerts: list[tuple[str, str, Level]] = []
-        self.asked: list[int] = []
-        self.why: str | None = None
         self.ending: Ending | None = None
 
     def open(self, key: str | None, logged: int) -> str:
@@ -49,14 +55,6 @@ class Memory(Tracker):
         for step in steps:
             self.fail("log")
             self.rows.append((step.step, step.metrics))
-
-    def alert(self, title: str, text: str, level: Level) -> None:
-        self.fail("alert")
-        self.alerts.append((title, text, level))
-
-    def cancelled(self) -> str | None:
-        self.asked.append(self.rows[-1][0])
-        return self.why
 
     def close(self, ending: Ending) -> None:
         self.fail("close")
@@ -192,28 +190,6 @@ def test_a_late_evaluation_of_the_last_step_arrives(tmp_path: Path) -> None:
     assert memory.rows[8:] == [(8, {"eval/late/PPL": 3.0})]
 
 
-def test_the_tracker_is_asked_whether_to_cancel_every_so_many_steps(tmp_path: Path) -> None:
-    memory, why = Memory(), list[str]()
-    memory.why = "tag cancel"
-    write_log(tmp_path, range(1, 10))
-    feeder = Feeder(memory, tmp_path, step=0, say=print, cancel=why.append, cancel_interval=4)
-    feeder.replay()
-    assert (memory.asked, why) == ([9], ["tag cancel"])
-    quiet = Memory()
-    fed(quiet, tmp_path, [], 9).close("finished")
-    assert quiet.asked == []
-
-
-def test_why_a_run_failed_arrives_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAB_API_KEY", SECRET)
-    memory, said = Memory(), list[str]()
-    write_log(tmp_path, range(1, 3))
-    feeder = fed(memory, tmp_path, said)
-    feeder.close("failed", ("it failed", f"with {SECRET}"))
-    assert memory.alerts == [("it failed", "with ***", "error")]
-    assert (memory.ending, said) == ("failed", [])
-
-
 class Anywhere(Memory):
     """Takes rows of earlier steps."""
 
@@ -244,21 +220,6 @@ def test_evaluations_made_beside_a_run_come_once_at_their_steps(tmp_path: Path) 
     evaluated(tmp_path, 4, 41.0, time=2.0)  # more data, or another checkpoint of that step
     feed(tracker, tmp_path, 6)
     assert watched_in(tracker) == [(4, 41.0)]
-
-
-def test_an_evaluation_comes_again_where_the_run_goes_back_to_a_step_before_it(
-    tmp_path: Path,
-) -> None:
-    tracker, said = Anywhere(), list[str]()
-    write_log(tmp_path, range(1, 7))
-    evaluated(tmp_path, 2, 20.0)
-    evaluated(tmp_path, 5, 50.0)
-    fed(tracker, tmp_path, said).close("stopped")
-    keep_until(tmp_path, 3)
-    write_log(tmp_path, range(4, 9))
-    fed(tracker, tmp_path, said, 3).close("finished")
-    assert said == []
-    assert watched_in(tracker) == [(2, 20.0), (5, 50.0)]
 
 
 def test_a_tracker_of_ascending_rows_gets_them_behind_its_last_one(tmp_path: Path) -> None:
@@ -310,3 +271,57 @@ def test_a_tracker_is_behind_until_it_has_every_line(tmp_path: Path) -> None:
     feeder = Feeder(Memory(), tmp_path, step=2, say=pytest.fail)  # killed before it was fed
     assert feeder.tracked is not None
     assert is_behind(tmp_path, "memory")
+
+
+def test_no_text_of_a_configuration_holds_a_credential() -> None:
+    config = {f"s3://key:{SECRET}@host/a": [f"https://u:{SECRET}@host/b", ("x", 3)], "n": None}
+    shown = without_secrets(config)
+    assert SECRET not in str(shown)
+    assert shown["n"] is None
+    assert next(iter(shown.values()))[1] == ["x", 3]
+
+
+GOLDEN = """\
+{
+ "trackers": {
+  "wandb": {
+   "key": "a1",
+   "step": 12,
+   "lines": 2,
+   "keep": 7,
+   "watched": {
+    "step00000010.json": {
+     "time": 1.5,
+     "at": 12
+    }
+   }
+  }
+ },
+ "version": 1
+}
+"""
+
+
+def test_the_file_is_the_one_of_the_golden_text(tmp_path: Path) -> None:
+    fed = {"step00000010.json": TrackerCursor(time=1.5, at=12)}
+    tracked = TrackerState(key="a1", step=12, lines=2, keep=7, watched=fed)
+    write_tracked(tmp_path, "wandb", tracked)
+    assert (tmp_path / TRACKING).read_text() == GOLDEN
+    assert read_tracked(tmp_path, "wandb") == tracked
+    assert read_tracked(tmp_path, "comet") is None
+
+
+def test_threads_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    def write(n: int) -> None:
+        write_tracked(tmp_path, f"t{n % 8}", TrackerState(key="k", step=n))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(64)))
+    assert all(read_tracked(tmp_path, f"t{n}") is not None for n in range(8))
+
+
+@pytest.mark.parametrize("text", ["{", '{"trackers": {"a": {"step": 1}}}', '{"version": 2}'])
+def test_a_malformed_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / TRACKING).write_text(text)
+    with pytest.raises(ValidationError, match="malformed"):
+        read_tracked(tmp_path, "wandb")

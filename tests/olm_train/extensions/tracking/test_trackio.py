@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.forked import forked
 from support.runs import REPOSITORY
 from support.tracked import of_trackio, write_log
+
+
+def ran(program: str, tmp_path: Path, *words: Path) -> None:
+    """Run a program in a process of its own: the client reads its folder when it is imported."""
+    (tmp_path / "trackio_program.py").write_text(program)
+    paths = f"{REPOSITORY}:{REPOSITORY / 'tests'}:{tmp_path}"
+    home = {"TRACKIO_DIR": str(tmp_path / "db"), "HOME": str(tmp_path), "PYTHONPATH": paths}
+    done = forked("trackio_program", *words, environment=home, timeout=600)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
 
 PROGRAM = """
 import sys
@@ -28,16 +37,8 @@ def test_runs_of_one_name_stay_apart_and_each_is_found_again(tmp_path: Path) -> 
     one, other = tmp_path / "one", tmp_path / "other"
     write_log(one, range(1, 6))
     write_log(other, range(1, 4))
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(one), str(other), str(one)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=REPOSITORY,
-        env={"TRACKIO_DIR": str(tmp_path / "trackio"), "PATH": "/usr/bin:/bin", "HOME": "/tmp"},
-    )
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    with sqlite3.connect(tmp_path / "trackio/lab.db") as file:
+    ran(PROGRAM, tmp_path, one, other, one)
+    with sqlite3.connect(tmp_path / "db/lab.db") as file:
         counts = file.execute("SELECT run_name, COUNT(*) FROM metrics GROUP BY run_id").fetchall()
         groups = file.execute("SELECT config FROM configs").fetchall()
     assert sorted(counts) == [("same", 5), ("same-2", 3)]
@@ -86,15 +87,7 @@ def test_rows_that_the_client_dropped_are_found_when_the_run_is_opened_again(
     tmp_path: Path,
 ) -> None:
     write_log(tmp_path / "run", range(1, 10))
-    paths = f"{REPOSITORY}:{REPOSITORY / 'tests'}"
-    done = subprocess.run(
-        [sys.executable, "-c", LOSES, str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={"TRACKIO_DIR": str(tmp_path / "db"), "PYTHONPATH": paths, "HOME": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr
+    ran(LOSES, tmp_path, tmp_path / "run")
 
 
 BACK = """
@@ -122,18 +115,7 @@ feed(5)
 def test_an_evaluation_made_beside_the_run_is_there_once_where_the_run_goes_back(
     tmp_path: Path,
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BACK, str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={
-            "TRACKIO_DIR": str(tmp_path / "db"),
-            "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}",
-            "HOME": str(tmp_path),
-        },
-    )
-    assert done.returncode == 0, done.stderr
+    ran(BACK, tmp_path, tmp_path / "run")
     rows = of_trackio(tmp_path / "db")
     points = [(n, row["watched/held/PPL"]) for n, row in rows if "watched/held/PPL" in row]
     assert sorted(points) == [(2, 20.0), (7, 70.0)]

@@ -90,19 +90,10 @@ def test_exactly_the_steps_arrive_and_a_start_further_back_rewinds_the_run(
     keep_until(run, 12)
     write_log(run, range(13, 31))
     assert feed(run, options, 12) == []
+    write_log(run, range(31, 36))
+    assert feed(run, options, 30) == []  # it goes on where it was
     assert only(wandb).rewound == [12]
     same(only(wandb).rows(), logged(run))
-
-
-def test_a_run_that_goes_on_where_it_was_is_not_rewound(
-    wandb: WandBService, tmp_path: Path
-) -> None:
-    write_log(tmp_path, range(1, 8))
-    feed(tmp_path, WandBCallback())
-    write_log(tmp_path, range(8, 13))
-    feed(tmp_path, WandBCallback(), 7)
-    same(only(wandb).rows(), logged(tmp_path))
-    assert only(wandb).rewound == []
 
 
 def test_a_server_that_refuses_to_rewind_keeps_the_first_values_and_no_step_is_there_twice(
