@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.distributed import rank_server, run_ranks
+from support.distributed import run_ranks
 from support.own_data import CLASSES, Images, Own, StatefulStream
 from support.runs import metrics
 from torch import Tensor, nn
@@ -117,42 +115,6 @@ def test_an_image_classifier_goes_on_bit_for_bit_with_any_optimiser(
     assert same(whole, saved(module, tmp_path / "stopped"))
     assert any("running_mean" in key for key in whole)
     assert any(key.startswith("optim.") for key in whole), "state from the first step is restored"
-
-
-class KillAt(Callback):
-    def __init__(self, step: int) -> None:
-        self.at = step
-
-    def post_step(self) -> None:
-        if self.trainer.step == self.at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _killed(folder: Path) -> None:
-    torch.set_num_threads(1)
-    trainer_of(
-        module_of(),
-        loader_of(),
-        folder,
-        8,
-        checkpointer=CheckpointerConfig(save_interval=2),
-        callbacks={"kill": KillAt(5)},
-    ).fit()
-
-
-def test_a_killed_run_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
-    with rank_server() as context:
-        process = context.Process(target=_killed, args=(tmp_path / "killed",))
-        process.start()
-    process.join(600)
-    assert process.exitcode == -signal.SIGKILL
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for name in ("killed", "whole"):
-        trainer_of(module_of(), loader_of(), tmp_path / name, 8).fit()
-    torch.set_num_threads(threads)
-    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
-    assert same(saved(module_of(), tmp_path / "killed"), saved(module_of(), tmp_path / "whole"))
 
 
 WAYS: dict[str, dict[str, Any]] = {

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from msgspec.structs import replace
-from support.runs import SIX_STEPS, build_trainer, one_step_trainer, six_steps
+from support.forked import forked
+from support.runs import SIX_STEPS, build_trainer, environment, one_step_trainer, six_steps
 
 from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError
 from olm_data.storage.store import Store
@@ -18,8 +20,12 @@ from olm_train.checkpoint.manifest import CheckpointManifest, FileEntry
 from olm_train.checkpoint.merged import Merge, folder_of_paths, merge_of
 from olm_train.distributed.world import World
 from olm_train.extensions.averaging import merge as module
+from olm_train.extensions.averaging.command import main as merge_command
 from olm_train.extensions.averaging.merge import merge_checkpoints
 from olm_train.extensions.averaging.weighting import Weighting, shares
+from olm_train.extensions.downstream.command import main as evaluate
+from olm_train.extensions.generate.command import main as generate
+from olm_train.extensions.hf_export.command import main as export
 
 
 @pytest.fixture(scope="module")
@@ -218,3 +224,44 @@ def test_a_merge_json_of_others_is_not_believed(
     Path(folder, "manifest.json").write_bytes(replace(before, files=files).encode())
     with pytest.raises(OlmError, match=r"merge\.json"):
         merge_of(opened(folder))
+
+
+def test_what_it_writes_is_read_by_generate_evaluate_and_export(
+    run: Path, tiny_mixture: Path, tmp_path: Path
+) -> None:
+    out = str(tmp_path / "merged")
+    command = [str(run / "step00000002"), str(run / "step00000004"), str(run), "--out", out]
+    words = ("merge", *command, "--weights", "1,2,3")
+    done = forked("olm_train.cli", *words, environment=environment(), timeout=600)
+    assert done.returncode == 0, done.stderr
+    shares = [line.split()[-1] for line in done.stdout.splitlines()[-3:]]
+    assert shares == ["16.6667%", "33.3333%", "50.0000%"]
+    assert done.stderr.endswith(f"the mean of 3 weights: {out}\n")
+    held = str(tiny_mixture.parent / "held")
+    losses = {}
+    for model in (str(run), out):
+        found = CliRunner().invoke(evaluate, [model, "--data", held, "--json"])
+        assert found.exit_code == 0, found.output
+        losses[model] = json.loads(found.stdout)["datasets"][held]["CE loss"]
+    assert losses[out] != losses[str(run)]
+    assert CliRunner().invoke(generate, [out, "--max-new-tokens", "3"]).exit_code == 0
+    written = CliRunner().invoke(export, [out, "--output", str(tmp_path / "exported")])
+    assert written.exit_code == 0, written.output
+    again = CliRunner().invoke(evaluate, [str(tmp_path / "exported"), "--data", held, "--json"])
+    assert json.loads(again.stdout)["datasets"][held]["CE loss"] == losses[out]
+
+
+def test_weights_by_name_and_json(run: Path, tmp_path: Path) -> None:
+    given = [str(run / "step00000004"), str(run), "--out", str(tmp_path / "out")]
+    found = CliRunner().invoke(merge_command, [*given, "--weights", "linear", "--json"])
+    assert found.exit_code == 0, found.output
+    merge = json.loads(found.stdout)
+    assert (merge["weights"], merge["first"], merge["last"], merge["count"]) == ("linear", 4, 6, 2)
+    assert [part["share"] for part in merge["of"]] == pytest.approx([1 / 3, 2 / 3])
+
+
+def test_what_is_neither_name_nor_numbers_is_a_usage_error(run: Path, tmp_path: Path) -> None:
+    given = [str(run), "-o", str(tmp_path / "out"), "--weights", "cosine"]
+    found = CliRunner().invoke(merge_command, given)
+    assert found.exit_code == 2
+    assert "'cosine' is neither uniform, linear, decay nor numbers" in found.stderr
