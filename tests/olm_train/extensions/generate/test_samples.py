@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from support.runs import build_trainer, config_values
+import torch.distributed as dist
+from support.distributed import run_ranks
+from support.runs import build_trainer, group_world
 
 from olm_data.errors import OlmError, UsageError
 from olm_data.run_log.run_folder import SAMPLES, StepSamples, read_samples
@@ -125,25 +124,19 @@ def test_a_run_that_is_stopped_writes_them_after_the_restart(
     assert untimed(tmp_path) == untimed(sampled)[-1:]
 
 
+def sampled_on_ranks(lock: Path, folder: Path, *options: str) -> None:
+    wish = {"prompts": PROMPTS, "max_new_tokens": 9, "eval_interval": 8, "temperature": 1.3}
+    given = f"--trainer.callbacks.samples={json.dumps(wish)}"
+    world = group_world() if dist.is_initialized() else None
+    build_trainer(lock, folder, *SPARSE, given, *options, world=world).fit()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fsdp", "ddp"])
-def test_ranks_write_the_same_texts(tiny_mixture: Path, tmp_path: Path, name: str) -> None:
-    written = {}
-    for ranks in (1, 2):
-        folder = tmp_path / f"{ranks}"
-        values = config_values(tiny_mixture, folder)
-        values["trainer"]["callbacks"]["samples"] = {
-            "prompts": PROMPTS, "max_new_tokens": 9, "eval_interval": 8, "temperature": 1.3,
-        }  # fmt: skip
-        if ranks > 1:
-            values["train_module"]["dp_config"] = {"name": name}
-            values["train_module"]["compile_model"] = False
-        file = tmp_path / f"{ranks}.yaml"
-        file.write_text(yaml.safe_dump(values))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={ranks}", "-m", "olm_train.run", str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=400)
-        assert done.returncode == 0, done.stderr
-        written[ranks] = [{**each, "time": 0} for each in untimed(folder)]
-    assert [each["step"] for each in written[2]] == [8, 16, 24]
-    assert written[1] == written[2]
+def test_ranks_write_the_same_texts(tiny_mixture: Path, tmp_path: Path) -> None:
+    sampled_on_ranks(tiny_mixture, tmp_path / "alone")
+    expected = untimed(tmp_path / "alone")
+    assert [each["step"] for each in expected] == [8, 16, 24]
+    for name in ("fsdp", "ddp"):
+        option = f"--train_module.dp_config.name={name}"
+        run_ranks(sampled_on_ranks, 2, tiny_mixture, tmp_path / name, option)
+        assert untimed(tmp_path / name) == expected, name

@@ -102,17 +102,9 @@ def test_a_template_can_write_a_prompt_and_nothing_else(tmp_path: Path, text: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{{ 7 ** (10 ** 9) }}",
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% set n = namespace(x=3) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
-    ],
-)
-def test_a_template_without_end_is_ended(tmp_path: Path, text: str) -> None:
+def test_a_template_without_end_is_ended(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="seconds of processor time"):
-        template(tmp_path, text).prompt(TURNS)
+        template(tmp_path, "{{ 7 ** (10 ** 9) }}").prompt(TURNS)  # in one call of C
 
 
 def test_a_failed_prompt_leaves_the_template_usable(tmp_path: Path) -> None:

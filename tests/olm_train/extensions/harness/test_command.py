@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from support.command import environment
 from support.eval_requests import one_by_one
+from support.forked import forked
 from support.harness_tasks import questions, texts, write_tasks
 from support.hf_twin import POSITIONS, save_both
+from support.runs import environment
 
 from olm_data.dataset.eval_set import EvalSet
 from olm_data.extensions.eval_sets.tasks import build, read_jsonl
@@ -48,14 +47,9 @@ def ours(place: Path) -> dict[str, Any]:
     words = ["--model", "olm", "--tasks", ",".join(TASKS), "--include_path", "tasks"]
     words += ["--model_args", f"checkpoint=ours,max_length={POSITIONS}", "--batch_size", "auto"]
     words += ["--output_path", "out", "--log_samples"]
-    done = subprocess.run(
-        [sys.executable, "-m", "olm_train.cli", "lm-eval", *words],
-        cwd=place,
-        env=environment() | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(place / "home")},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+    offline = environment() | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(place / "home")}
+    done = forked(
+        "olm_train.cli", "lm-eval", *words, environment=offline, folder=place, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert "requests are longer than the 64 tokens that the model looks at" in done.stderr
@@ -180,10 +174,7 @@ def test_its_scores_and_texts_are_those_of_the_server(place: Path, ours: dict[st
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "-h"]])
 def test_its_help_says_how_to_name_a_checkpoint(words: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "olm_train.cli", "lm-eval", *words],
-        env=environment(), capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    done = forked("olm_train.cli", "lm-eval", *words, environment=environment())
     assert done.returncode == 0, done.stderr
     first, _, rest = done.stdout.partition("What follows is the help of lm_eval.")
     assert "--model olm --model_args checkpoint=runs/first" in first
