@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.model_options import CONFIG, EXPERTS, FAMILIES, stirred
 
+from olm_train.extensions.generate.cache import LayerCache
 from olm_train.extensions.generate.runner import (
     CachedRunner,
     TextRunner,
@@ -174,3 +175,13 @@ def test_no_part_of_a_long_prompt_is_larger_than_a_chunk() -> None:
     CachedRunner(model, CPU, None).prefill([[1] * 70])  # ranks that call it as often as each other
     assert sizes == [70]
     hook.remove()
+
+
+def test_room_doubles_and_a_ring_stays_as_large_as_its_window() -> None:
+    like = torch.zeros(1, 2, 4)
+    sizes = {}
+    for window in (None, 6):
+        layer = LayerCache(window)
+        sizes[window] = [layer.reserve(like, 1, n)[0].shape[2] for n in (3, 4, 5, 6, 7, 30)]
+    assert sizes == {None: [3, 6, 6, 6, 12, 30], 6: [3, 6, 6, 6, 6, 6]}
+    assert layer.reserve(like, 3, 1)[0].shape == (3, 2, 6, 4)

@@ -12,12 +12,13 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model, model_registry
 from support.harness_tasks import questions, texts
-from support.hf_twin import POSITIONS, plain_llama, save_both, twin
+from support.hf_twin import POSITIONS, plain_llama, save_both
 from tokenizers import Tokenizer
 
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_train.checkpoint.text_rules import TextRules
-from olm_train.extensions.harness.model import OlmLM
+from olm_train.extensions.generate.sampling import Sampling
+from olm_train.extensions.harness.model import CHUNK, Answer, OlmLM, Wishes, answers, rows_of
 
 PAIRS = [(each["context"], choice) for each in questions() for choice in each["choices"]]
 PAIRS += [(" ", "fox"), ("", " dog")]
@@ -301,12 +302,6 @@ def test_without_the_device_that_is_asked_for_it_says_what_it_uses(
     assert "the CPU is used instead of cuda:0" in caplog.text
 
 
-def test_the_twin_is_a_twin() -> None:
-    ids = torch.arange(40)[None]
-    model = plain_llama(50)
-    torch.testing.assert_close(model(ids), twin(model)(ids).logits)
-
-
 def test_a_model_of_transformers_needs_no_export(lm: OlmLM, both: tuple[Path, Path]) -> None:
     same = OlmLM(both[1])  # its length stands in its config.json
     assert same.max_length == POSITIONS
@@ -315,3 +310,85 @@ def test_a_model_of_transformers_needs_no_export(lm: OlmLM, both: tuple[Path, Pa
     found = same.loglikelihood(requests, disable_tqdm=True)
     expected = lm.loglikelihood(requests, disable_tqdm=True)
     assert [each for each, _ in found] == pytest.approx([e for e, _ in expected], rel=1e-4)
+
+
+CPU = torch.device("cpu")
+
+
+def test_answers_come_in_order_and_are_told_as_soon_as_they_are_known() -> None:
+    model = plain_llama(50)
+    pairs = [([n + 1] * (1 + n % 3), [n + 2, n + 3][: 1 + n % 2]) for n in range(12)]
+    told: dict[int, Answer] = {}
+
+    def keep(number: int, answer: Answer) -> None:
+        told[number] = answer
+
+    rows = rows_of(pairs, 9, 2, CPU)
+    found = answers(model, rows, CPU, keep, quiet=True)
+    assert rows.rows < len(pairs)
+    assert [told[number] for number in range(len(pairs))] == found
+    for (context, continuation), (log_p, greedy) in zip(pairs, found, strict=True):
+        ids = torch.tensor([context + continuation])
+        with torch.no_grad():
+            logits = model(ids[:, :-1])[0, len(context) - 1 :].double()
+        wanted = torch.tensor(continuation)
+        expected = logits.log_softmax(-1).gather(1, wanted[:, None]).sum()
+        assert log_p == pytest.approx(expected.item(), rel=1e-5)
+        assert greedy == bool((logits.argmax(-1) == wanted).all())
+
+
+def test_a_continuation_of_more_tokens_than_a_chunk_is_whole() -> None:
+    model = plain_llama(50)
+    ids = [n % 50 for n in range(CHUNK + 40)]
+    ((log_p, _),) = answers(model, rows_of([([3], ids)], 2 * CHUNK, 1, CPU), CPU, quiet=True)
+    with torch.no_grad():
+        logits = model(torch.tensor([[3, *ids[:-1]]]))[0].double()
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None]).sum().item()
+    assert log_p == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_continuation_that_does_not_fit_is_refused() -> None:
+    assert rows_of([([1] * 9, [2] * 5)], 5, 1, CPU).lost.tolist() == [8]
+    with pytest.raises(UsageError, match="a continuation has 6 tokens, and the model looks at 5"):
+        rows_of([([1] * 9, [2] * 5), ([1], [2] * 6)], 5, 1, CPU)
+
+
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, Wishes((), 7, GREEDY)),
+        ({"until": "x", "do_sample": False, "temperature": 0.7}, Wishes(("x",), 7, GREEDY)),
+        ({"until": ["x", "y"], "max_gen_toks": 3}, Wishes(("x", "y"), 3, GREEDY)),
+        ({"max_new_tokens": 4, "max_tokens": 5}, Wishes((), 4, GREEDY)),
+        ({"temperature": 0.7}, Wishes((), 7, Sampling(temperature=0.7))),
+        ({"do_sample": True}, Wishes((), 7, Sampling(temperature=1.0))),
+        ({"do_sample": True, "temperature": 0.0, "num_beams": 1}, Wishes((), 7, GREEDY)),
+        (
+            {"do_sample": True, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 4},
+            Wishes((), 7, Sampling(temperature=1, top_k=3, top_p=0.5, min_p=0.1, seed=4)),
+        ),
+        (
+            {"repetition_penalty": 1.5, "top_k": -1},
+            Wishes((), 7, Sampling(temperature=0, repetition_penalty=1.5)),
+        ),
+    ],
+)
+def test_wishes_are_read(given: dict[str, Any], expected: Wishes) -> None:
+    assert Wishes.of(given, 7) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"length_penalty": 2}, "length_penalty, which is not known here"),
+        ({"num_beams": 4}, "no beam search"),
+        ({"max_gen_toks": 0}, "1 token or more"),
+        ({"temperature": -1}, "temperature is a number from 0 on"),
+    ],
+)
+def test_what_is_not_known_is_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Wishes.of(given, 7)

@@ -96,26 +96,6 @@ def test_a_completion_is_what_the_engine_writes(client: openai.OpenAI, loaded: L
     )
 
 
-def test_options_of_others_come_as_extra_body(client: openai.OpenAI, loaded: LoadedModel) -> None:
-    extra = {"top_k": 1}
-    answer = client.completions.create(model="", prompt="the", max_tokens=8, extra_body=extra)
-    assert answer.choices[0].text == alone(loaded, "the", max_new_tokens=8, temperature=0).text
-    stopped = answer.choices[0].text[3:5]
-    again = client.completions.create(
-        model="", prompt="the", max_tokens=8, stop=stopped, extra_body=extra
-    )
-    assert again.choices[0].text == answer.choices[0].text[: answer.choices[0].text.index(stopped)]
-    assert again.choices[0].finish_reason == "stop"
-
-
-def test_without_a_seed_texts_differ(client: openai.OpenAI) -> None:
-    texts = {
-        client.completions.create(model="", prompt="a", max_tokens=12).choices[0].text
-        for _ in range(3)
-    }
-    assert len(texts) > 1
-
-
 def test_echo_scores_the_prompt(client: openai.OpenAI, loaded: LoadedModel) -> None:
     prompt = "the cat; été 🙂"
     ids = loaded.ids_of(prompt)
