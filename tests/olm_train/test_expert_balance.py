@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.batches import make_batch
 from support.expert_ranks import BALANCES, RECOMPUTED, of_experts
-from support.training import ROWS, build, digest, full, micro_batches, three_steps
+from support.training import ROWS, build, digest, full, micro_batches, two_steps
 from torch import Tensor
 
 from olm_data.errors import UsageError
@@ -82,7 +82,7 @@ def test_a_step_says_what_share_of_the_choices_was_beyond_capacity() -> None:
 
 def test_what_is_dropped_is_the_same_each_time_and_when_it_is_computed_again() -> None:
     kept, *others = (
-        three_steps(build(model=of_experts(capacity_factor=0.6), ac_config=ac), [3, 5])
+        two_steps(build(model=of_experts(capacity_factor=0.6), ac_config=ac), [3, 5])
         for ac in (RECOMPUTED["kept"], *RECOMPUTED.values())
     )
     assert kept.metrics["experts/dropped 3"] > 0.3
@@ -101,7 +101,7 @@ def test_a_step_that_is_not_taken_moves_no_bias() -> None:
 
 @pytest.mark.parametrize("balance", BALANCES)
 def test_balance_by_bias_documents_or_steps_does_not_depend_on_the_cut(balance: str) -> None:
-    runs = [three_steps(build(model=of_experts(**BALANCES[balance])), cut) for cut in CUTS.values()]
+    runs = [two_steps(build(model=of_experts(**BALANCES[balance])), cut) for cut in CUTS.values()]
     for run in runs[1:]:
         assert run.losses == pytest.approx(runs[0].losses, rel=1e-6)
         assert run.metrics == pytest.approx(runs[0].metrics, rel=1e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.runs import MANIFEST, build_trainer, config_values, metrics
+from support.runs import MANIFEST, build_trainer, config_values, metrics, steps_of
 from support.stand_in import parse_mixture
 
 from olm_data.config.values import Values
@@ -26,19 +26,13 @@ def lock(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def stop_at(step: int) -> str:
-    return f"--trainer.hard_stop={{value: {step}, unit: steps}}"
-
-
 def test_a_run_goes_over_a_change_of_phase_and_resumes_to_the_bit(
     lock: Path, tmp_path: Path
 ) -> None:
-    build_trainer(lock, tmp_path / "one", stop_at(18)).fit()
+    build_trainer(lock, tmp_path / "one", stop=18).fit()
     for step in (15, 18):
-        build_trainer(lock, tmp_path / "two", stop_at(step)).fit()
-    one, two = (
-        [line for line in metrics(tmp_path / name) if "eval" not in line] for name in ("one", "two")
-    )
+        build_trainer(lock, tmp_path / "two", stop=step).fit()
+    one, two = (steps_of(tmp_path / name) for name in ("one", "two"))
     assert one == two
     assert [line["train/sequence length"] for line in one] == [8] * 16 + [32] * 2
     assert {line["train/tokens"] for line in one} == {256}

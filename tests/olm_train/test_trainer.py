@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import STEPS, build_trainer, metrics
+from support.runs import STEPS, build_trainer, metrics, steps_of
 
 from olm_data.errors import ConflictError, UsageError, ValidationError
 from olm_train.callbacks.base import Callback
@@ -77,8 +77,8 @@ def test_hooks_run_in_the_stated_order(tiny_mixture: Path, tmp_path: Path) -> No
     build_trainer(
         tiny_mixture,
         tmp_path,
-        stop_at(3),
         "--trainer.callbacks.checkpointer.save_interval=2",
+        stop=3,
         callbacks={"recorder": Recorder(log)},
     ).fit()
     step = ["pre_step@{0}", "pre_optim_step@{0}"]
@@ -99,7 +99,7 @@ def test_hooks_run_in_the_stated_order(tiny_mixture: Path, tmp_path: Path) -> No
         "post_train@3",
         "close@3",
     ]
-    assert [line["mine"] for line in metrics(tmp_path) if "eval" not in line] == [1.0, 2.0, 3.0]
+    assert [line["mine"] for line in steps_of(tmp_path)] == [1.0, 2.0, 3.0]
 
 
 def test_an_error_reaches_the_callbacks_and_the_caller(tiny_mixture: Path, tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_an_error_reaches_the_callbacks_and_the_caller(tiny_mixture: Path, tmp_p
 
 def test_callbacks_state_comes_back(tiny_mixture: Path, tmp_path: Path) -> None:
     recorder = Recorder([])
-    build_trainer(tiny_mixture, tmp_path, stop_at(3), callbacks={"recorder": Recorder([])}).fit()
-    build_trainer(tiny_mixture, tmp_path, stop_at(5), callbacks={"recorder": recorder}).fit()
+    build_trainer(tiny_mixture, tmp_path, stop=3, callbacks={"recorder": Recorder([])}).fit()
+    build_trainer(tiny_mixture, tmp_path, stop=5, callbacks={"recorder": recorder}).fit()
     assert recorder.count == 5
 
 
@@ -149,8 +149,7 @@ def test_hard_stop_leaves_the_learning_rate_alone_and_max_duration_moves_it(
         build_trainer(
             tiny_mixture, tmp_path / name, option, "--train_module.scheduler.warmup=1"
         ).fit()
-        lines = metrics(tmp_path / name)
-        rates[name] = [line["optim/lr"] for line in lines if "eval" not in line]
+        rates[name] = [line["optim/lr"] for line in steps_of(tmp_path / name)]
     assert rates["short"][-1] == pytest.approx(1e-3)  # alpha_f of the peak
     assert rates["whole"][-1] > 9e-3
 
@@ -165,8 +164,8 @@ def test_the_collect_interval_changes_nothing_but_when(tiny_mixture: Path, tmp_p
         build_trainer(
             tiny_mixture,
             tmp_path / str(interval),
-            stop_at(7),
             f"--trainer.metrics_collect_interval={interval}",
+            stop=7,
         ).fit()
     assert metrics(tmp_path / "1") == metrics(tmp_path / "3") == metrics(tmp_path / "100")
 
@@ -175,7 +174,7 @@ def test_going_on_says_when_the_schedule_changed(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build_trainer(tiny_mixture, tmp_path, "--trainer.max_duration={value: 6, unit: steps}").fit()
-    build_trainer(tiny_mixture, tmp_path, stop_at(7)).fit()
+    build_trainer(tiny_mixture, tmp_path, stop=7).fit()
     assert "the schedule is 24 steps long, it was 6" in capsys.readouterr().err
 
 
@@ -196,9 +195,9 @@ def test_a_warm_up_longer_than_the_run_is_refused_before_it_starts(
 def test_another_model_or_batch_size_is_refused_with_the_difference(
     tiny_mixture: Path, tmp_path: Path, option: str, says: str
 ) -> None:
-    build_trainer(tiny_mixture, tmp_path, stop_at(2)).fit()
+    build_trainer(tiny_mixture, tmp_path, stop=2).fit()
     with pytest.raises(ValidationError, match=says):
-        build_trainer(tiny_mixture, tmp_path, stop_at(4), option).fit()
+        build_trainer(tiny_mixture, tmp_path, option, stop=4).fit()
 
 
 def test_another_mixture_is_refused_with_the_difference(tiny_mixture: Path, tmp_path: Path) -> None:
@@ -207,16 +206,14 @@ def test_another_mixture_is_refused_with_the_difference(tiny_mixture: Path, tmp_
 
     from olm_data.mixture.mix import MixPlan, open_sources
 
-    build_trainer(tiny_mixture, tmp_path / "run", stop_at(2)).fit()
+    build_trainer(tiny_mixture, tmp_path / "run", stop=2).fit()
     folder = tiny_mixture.parent
     mixture = parse_mixture(
         MANIFEST.replace("seed: 5", "seed: 6"), str(folder / "m.yaml"), str(folder)
     )
     other = tmp_path / "other.lock.json"
     MixPlan(mixture, open_sources(mixture), str(tmp_path)).compile().write(other)
-    trainer = build_trainer(
-        other, tmp_path / "run", "--trainer.callbacks.lm_evaluator.enabled=false"
-    )
+    trainer = build_trainer(other, tmp_path / "run", quiet=True)
     with pytest.raises(ValidationError) as refusal:
         trainer.fit()
     assert "seed" in str(refusal.value)
@@ -225,10 +222,10 @@ def test_another_mixture_is_refused_with_the_difference(tiny_mixture: Path, tmp_
 def test_load_strategies(tiny_mixture: Path, tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="no usable checkpoint"):
         build_trainer(tiny_mixture, tmp_path, "--trainer.load_strategy=always").fit()
-    build_trainer(tiny_mixture, tmp_path, stop_at(2), "--trainer.load_strategy=never").fit()
+    build_trainer(tiny_mixture, tmp_path, "--trainer.load_strategy=never", stop=2).fit()
     with pytest.raises(ConflictError, match="there is a run here already"):
         build_trainer(tiny_mixture, tmp_path, "--trainer.load_strategy=never").fit()
-    trainer = build_trainer(tiny_mixture, tmp_path, stop_at(3), "--trainer.load_strategy=always")
+    trainer = build_trainer(tiny_mixture, tmp_path, "--trainer.load_strategy=always", stop=3)
     trainer.fit()
     assert trainer.resumed
 
@@ -246,7 +243,7 @@ class SecondRun(Callback):
 
 def test_a_second_run_into_the_folder_is_refused(tiny_mixture: Path, tmp_path: Path) -> None:
     other = build_trainer(tiny_mixture, tmp_path)
-    trainer = build_trainer(tiny_mixture, tmp_path, stop_at(2), callbacks={"x": SecondRun(other)})
+    trainer = build_trainer(tiny_mixture, tmp_path, stop=2, callbacks={"x": SecondRun(other)})
     trainer.fit()
     assert trainer.step == 2
 
@@ -259,7 +256,7 @@ def test_mandatory_callbacks_are_added_and_each_can_be_switched_off(
     assert names <= set(build_trainer(tiny_mixture, tmp_path).callbacks)
     all_of_them = (*sorted(names), "checkpointer", "lm_evaluator")
     off = [f"--trainer.callbacks.{name}.enabled=false" for name in all_of_them]
-    trainer = build_trainer(tiny_mixture, tmp_path, stop_at(2), *off)
+    trainer = build_trainer(tiny_mixture, tmp_path, *off, stop=2)
     assert trainer.callbacks == {}
     trainer.fit()
     left = sorted(path.name for path in tmp_path.iterdir())
@@ -269,7 +266,7 @@ def test_mandatory_callbacks_are_added_and_each_can_be_switched_off(
 def test_the_resolved_configuration_lies_in_the_folder_and_in_each_checkpoint(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
-    build_trainer(tiny_mixture, tmp_path, stop_at(1)).fit()
+    build_trainer(tiny_mixture, tmp_path, stop=1).fit()
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved == json.loads((tmp_path / "step00000001" / "config.json").read_text())
     assert saved["model"]["vocab_size"] == 512

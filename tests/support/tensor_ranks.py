@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from support.batches import make_batch
 from support.expert_ranks import BALANCES, MUON, RECOMPUTED, of_experts
-from support.training import LENGTHS, MODEL, ROWS, Run, build, micro_batches, three_steps, train
+from support.training import LENGTHS, MODEL, ROWS, Run, build, micro_batches, two_steps
 from torch import Tensor
 
 from olm_data.errors import OlmError
@@ -84,9 +84,9 @@ FOUR: dict[str, dict[str, Any]] = {
 
 
 def steps_of(module: TransformerTrainModule, parts: int = 1) -> tuple[Run, list[Tensor]]:
-    """Three steps, and what an evaluation says of rows of this rank's own and of row 5."""
+    """Two steps, and what an evaluation says of rows of this rank's own and of row 5."""
     share = ROWS // module.world.readers
-    run, evaluated = three_steps(module, [share] if parts == 1 else [1, share - 1]), list[Tensor]()
+    run, evaluated = two_steps(module, [share] if parts == 1 else [1, share - 1]), list[Tensor]()
     for row in (module.world.rank, 5):
         batch = make_batch([LENGTHS[row]], vocab_size=8, seed=row)
         evaluated.append(module.eval_losses(batch))
@@ -125,7 +125,7 @@ def all_checks(cases: Sequence[str], optims: Sequence[str]) -> dict[Any, Any]:
     results: dict[Any, Any] = {name: run_of(TWO[name], dist.get_world_size()) for name in cases}
     for name in optims:
         module = cut(model=MODELS["experts"], optim=OPTIMS[name])
-        results["optim", name] = train(module, [ROWS // module.world.readers])
+        results["optim", name] = two_steps(module, [ROWS // module.world.readers])
     results["refused"] = _refused()
     parameters = dict(cut(model=MODELS["experts"]).model.named_parameters())
     results["held"] = {name: tuple(local_part(p).shape) for name, p in parameters.items()}
@@ -144,7 +144,7 @@ def four_checks() -> dict[Any, Any]:
 
 def compiled_checks() -> list[float]:
     """Losses of a run of compiled blocks."""
-    return train(cut(model=BASE, compile_model=True), [ROWS], steps=[1, 2]).losses
+    return two_steps(cut(model=BASE, compile_model=True), [ROWS]).losses
 
 
 def _refused() -> str:

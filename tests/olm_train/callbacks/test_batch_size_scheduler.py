@@ -35,7 +35,7 @@ SIZES = [256] * 5 + [512] * 3 + [1024] * 3
 
 
 def train(lock: Path, folder: Path, *overrides: str) -> None:
-    build_trainer(lock, folder, "--trainer.callbacks.lm_evaluator=null", MICRO, *overrides).fit()
+    build_trainer(lock, folder, MICRO, *overrides, quiet=True).fit()
 
 
 def after(sizes: dict[int, int]) -> str:

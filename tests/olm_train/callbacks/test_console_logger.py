@@ -10,14 +10,12 @@ from support.runs import build_trainer
 
 from olm_data.errors import UsageError
 
-STOP = "--trainer.hard_stop={value: 7, unit: steps}"
-
 
 def test_one_line_an_interval_and_at_both_ends(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build_trainer(
-        tiny_mixture, tmp_path, STOP, "--trainer.callbacks.console_logger.log_interval=3"
+        tiny_mixture, tmp_path, "--trainer.callbacks.console_logger.log_interval=3", stop=7
     ).fit()
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -43,7 +41,7 @@ def test_metrics_that_are_asked_for_get_lines_at_their_own_interval(
     asked = (f"{prefix}.metrics=[optim/lr*, train/tokens]", f"{prefix}.log_interval=7")
     shown = []
     for more in ((), (f"{prefix}.metrics_log_interval=3",)):
-        build_trainer(tiny_mixture, tmp_path / str(len(more)), STOP, *asked, *more).fit()
+        build_trainer(tiny_mixture, tmp_path / str(len(more)), *asked, *more, stop=7).fit()
         lines = capsys.readouterr().err.splitlines()
         shown.append([line for line in lines if line.startswith("metrics of step")])
         names = {line.split(" = ")[0].strip() for line in lines if line.startswith("    ")}

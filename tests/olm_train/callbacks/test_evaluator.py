@@ -28,12 +28,7 @@ def evaluations(folder: Path) -> dict[int, dict[str, float]]:
 def test_result_is_the_mean_over_every_token_and_the_first_comes_after_eos(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
-    trainer = build_trainer(
-        tiny_mixture,
-        tmp_path,
-        f"{NAME}.eval_on_startup=true",
-        "--trainer.hard_stop={value: 1, unit: steps}",
-    )
+    trainer = build_trainer(tiny_mixture, tmp_path, f"{NAME}.eval_on_startup=true", stop=1)
     trainer.train_module.ensure_weights()
     model, total, count = trainer.train_module.model, 0.0, 0
     held = Dataset.open(str(tiny_mixture.parent / "held"))
@@ -63,7 +58,7 @@ def evaluate(lock: Path, folder: Path, microbatch: int) -> dict[int, dict[str, f
         folder,
         f"--train_module.rank_microbatch_size={microbatch}",
         f"{NAME}.eval_on_startup=true",
-        "--trainer.hard_stop={value: 1, unit: steps}",
+        stop=1,
         world=world,
     )
     trainer.fit()
@@ -94,22 +89,12 @@ def test_ranks_and_micro_batches_do_not_change_the_result(
 def test_it_runs_at_the_steps_asked_for(
     tiny_mixture: Path, tmp_path: Path, options: tuple[str, ...], steps: list[int]
 ) -> None:
-    build_trainer(
-        tiny_mixture,
-        tmp_path,
-        "--trainer.hard_stop={value: 7, unit: steps}",
-        *[f"{NAME}.{option}" for option in options],
-    ).fit()
+    build_trainer(tiny_mixture, tmp_path, *[f"{NAME}.{option}" for option in options], stop=7).fit()
     assert list(evaluations(tmp_path)) == steps
 
 
 def test_max_batches_bounds_the_work(tiny_mixture: Path, tmp_path: Path) -> None:
-    build_trainer(
-        tiny_mixture,
-        tmp_path,
-        "--trainer.hard_stop={value: 1, unit: steps}",
-        f"{NAME}.max_batches=2",
-    ).fit()
+    build_trainer(tiny_mixture, tmp_path, f"{NAME}.max_batches=2", stop=1).fit()
     assert 0 < evaluations(tmp_path)[1]["tokens"] <= 256
 
 
@@ -144,27 +129,6 @@ def test_a_set_that_is_trained_on_is_said_at_the_start(
 def test_perplexity_never_overflows() -> None:
     assert perplexity(0.0) == 1.0
     assert perplexity(1000.0) == math.inf
-
-
-def _fit(lock: Path, folder: Path, *options: str) -> None:
-    build_trainer(lock, folder, *options, world=group_world()).fit()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("keep", ["true", "false"])
-def test_an_evaluation_changes_no_bit_of_a_sharded_run(
-    keep: str, tiny_mixture: Path, tmp_path: Path
-) -> None:
-    """The first step after it begins without the gradients of the step before it."""
-    logs = []
-    for name, options in (("with", [f"{NAME}.eval_interval=3"]), ("without", [f"{NAME}=null"])):
-        options += [
-            f"--train_module.dp_config={{name: fsdp, reshard_after_forward: {keep}}}",
-            "--trainer.hard_stop={value: 8, unit: steps}",
-        ]
-        run_ranks(_fit, 2, tiny_mixture, tmp_path / name, *options)
-        logs.append([line for line in metrics(tmp_path / name) if "eval" not in line])
-    assert logs[0] == logs[1]
 
 
 def test_fixed_steps_come_beside_the_interval_and_the_first_may_be_the_last(

@@ -15,9 +15,7 @@ SETS = "--trainer.callbacks.lm_evaluator.datasets={{{}}}"
 
 def fit(lock: Path, folder: Path, **sets: Path) -> Trainer:
     given = ", ".join(f"{name}: {path}" for name, path in sets.items())
-    trainer = build_trainer(
-        lock, folder, "--trainer.hard_stop={value: 2, unit: steps}", SETS.format(given)
-    )
+    trainer = build_trainer(lock, folder, SETS.format(given), stop=2)
     trainer.fit()
     return trainer
 

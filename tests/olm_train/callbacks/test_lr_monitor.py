@@ -53,10 +53,7 @@ def test_an_optimiser_of_ones_own_is_watched_too(tmp_path: Path) -> None:
         model, torch.optim.SGD(groups, lr=0.1), torch.nn.functional.cross_entropy
     )
     Trainer(
-        train_module=module,
-        data_loader=Own(),
-        save_folder=tmp_path,
-        max_duration=Duration.steps(2),
+        train_module=module, data_loader=Own(), save_folder=tmp_path, max_duration=Duration.steps(2)
     ).fit()
     for line in rates(tmp_path):
         assert (line["optim/lr (group 0)"], line["optim/lr (group 1)"]) == (0.1, 0.5)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.full_disk import files_of_at_most
-from support.runs import build_trainer, metrics
+from support.runs import build_trainer, metrics, steps_of
 
 from olm_data.errors import ResourceError
 from olm_data.run_log.log import read_ends, read_starts
@@ -17,7 +17,7 @@ from olm_train.distributed.preempt import Preempted, StopRequest
 
 
 def test_numbers_are_the_floats_of_the_device(tiny_mixture: Path, tmp_path: Path) -> None:
-    trainer = build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 3, unit: steps}")
+    trainer = build_trainer(tiny_mixture, tmp_path, stop=3)
     step, seen = trainer.train_module.train_step, []
 
     def watched(*arguments: object, **options: object) -> object:
@@ -28,7 +28,7 @@ def test_numbers_are_the_floats_of_the_device(tiny_mixture: Path, tmp_path: Path
 
     trainer.train_module.train_step = watched  # type: ignore[method-assign,assignment]
     trainer.fit()
-    written = [line for line in metrics(tmp_path) if "eval" not in line]
+    written = steps_of(tmp_path)
     for number, (line, expected) in enumerate(zip(written, seen, strict=True), start=1):
         assert line == {
             "step": number,
@@ -42,8 +42,8 @@ def test_numbers_are_the_floats_of_the_device(tiny_mixture: Path, tmp_path: Path
 def test_a_new_run_does_not_go_on_in_an_old_file(tiny_mixture: Path, tmp_path: Path) -> None:
     lines = [{"step": n, "tokens": 9 * n, "rows": [n, n + 1]} for n in range(4)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 2, unit: steps}").fit()
-    steps = [line["step"] for line in metrics(tmp_path) if "eval" not in line]
+    build_trainer(tiny_mixture, tmp_path, stop=2).fit()
+    steps = [line["step"] for line in steps_of(tmp_path)]
     assert steps == [1, 2]
 
 
@@ -114,7 +114,7 @@ def test_an_end_that_the_disk_refuses_is_a_warning(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "ends.jsonl").mkdir()
-    build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 1, unit: steps}").fit()
+    build_trainer(tiny_mixture, tmp_path, stop=1).fit()
     assert "warning: ends.jsonl could not be written" in capsys.readouterr().err
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.eval_requests import make_task
-from support.runs import build_trainer, metrics, same_bits, tensors
+from support.runs import build_trainer, same_bits, steps_of, tensors
 from support.webhook import webhook
 
 from olm_train.callbacks.config import CallbacksConfig
@@ -62,7 +62,7 @@ def test_losses_and_weights_have_the_same_bits_with_all_of_them_and_without(
     off = [f"--trainer.callbacks.{name}.enabled=false" for name in ("lm_evaluator", "lr_monitor")]
     build_trainer(tiny_mixture, tmp_path / "without", stop, *off).fit()
     logs = [
-        [line["train/CE loss"] for line in metrics(tmp_path / name) if "eval" not in line]
+        [line["train/CE loss"] for line in steps_of(tmp_path / name)]
         for name in ("with", "without")
     ]
     assert logs[0] == logs[1]

@@ -15,7 +15,6 @@ from olm_data.run_log.metric_names import LABELS, SEQUENCE_LENGTH, TOKENS, TRUNC
 from olm_train.callbacks.sequence_length_scheduler import SequenceLengthSchedulerCallback
 
 PREFIX = "--trainer.callbacks.sequence_length_scheduler"
-OFF = "--trainer.callbacks.lm_evaluator=null"
 SPLIT = f"{PREFIX}={{min_sequence_length: 8, warmup_steps: 6}}"
 CUT = f"{PREFIX}={{min_sequence_length: 8, warmup_steps: 6, truncate: true, keep_multiple_of: 4}}"
 
@@ -25,7 +24,7 @@ def stop(step: int) -> str:
 
 
 def run(mixture: Path, folder: Path, *options: str) -> list[dict[str, Any]]:
-    build_trainer(mixture, folder, OFF, *options).fit()
+    build_trainer(mixture, folder, *options, quiet=True).fit()
     return metrics(folder)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.distributed import run_ranks
 from support.runs import build_trainer as build_whole
-from support.runs import group_world, metrics
+from support.runs import group_world, steps_of
 
 from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
@@ -28,7 +28,7 @@ STEPS = 8
 def build_trainer(lock: Path, folder: Path, *options: str, **given: Any) -> Any:
     """A run of so many steps, unless an option says otherwise."""
     stop = f"--trainer.hard_stop={{value: {STEPS}, unit: steps}}"
-    return build_whole(lock, folder, stop, *options, **given)
+    return build_whole(lock, folder, stop, *options, quiet=True, **given)
 
 
 class At(Callback):
@@ -62,9 +62,7 @@ def test_a_cancelled_run_saves_and_ends_well_and_the_same_command_goes_on(
     assert "cancelled at step 5 by my_rule (loss is low enough)" in capsys.readouterr().err
     assert open_checkpoint(tmp_path / "step00000005", World()).step == 5
     build_trainer(tiny_mixture, tmp_path).fit()
-    assert [line["step"] for line in metrics(tmp_path) if "eval" not in line] == [
-        *range(1, STEPS + 1)
-    ]
+    assert [line["step"] for line in steps_of(tmp_path)] == [*range(1, STEPS + 1)]
 
 
 def test_a_cancelled_run_may_be_left_to_whoever_starts_it_again(
@@ -108,7 +106,7 @@ def test_a_stop_file_ends_the_run_and_is_gone_then(
     assert "\x1b" not in trainer.cancelled.why
     assert not (tmp_path / "stop").exists()
     build_trainer(tiny_mixture, tmp_path).fit()
-    assert len([line for line in metrics(tmp_path) if "eval" not in line]) == STEPS
+    assert len(steps_of(tmp_path)) == STEPS
 
 
 def test_a_stop_file_that_waits_for_the_next_start_ends_that(
@@ -128,7 +126,7 @@ def test_a_recorded_metric_is_logged_once_with_its_step(tiny_mixture: Path, tmp_
         for hook, at in logged_at
     }
     build_trainer(tiny_mixture, tmp_path, callbacks=records).fit()
-    lines = [line for line in metrics(tmp_path) if "eval" not in line]
+    lines = steps_of(tmp_path)
     assert [line["step"] for line in lines] == [*range(1, STEPS + 1)]
     for (hook, at), step in logged_at.items():
         name = f"{hook} {at}"
@@ -209,7 +207,7 @@ def test_a_lock_is_one_epoch_and_hooks_run_in_the_order_of_the_page(
                 return lambda *given: calls.append(name)
             return super().__getattribute__(name)
 
-    trainer = build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 1, unit: steps}")
+    trainer = build_trainer(tiny_mixture, tmp_path, stop=1)
     trainer.add_callback("recorder", Recorder())
     trainer.fit()
     assert [call for call in calls if call in HOOKS] == [

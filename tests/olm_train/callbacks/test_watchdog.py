@@ -10,7 +10,7 @@ from support.runs import build_trainer
 
 def test_its_thread_ends_with_the_run(tiny_mixture: Path, tmp_path: Path) -> None:
     names: list[str] = []
-    trainer = build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 1, unit: steps}")
+    trainer = build_trainer(tiny_mixture, tmp_path, stop=1)
     step = trainer.train_module.train_step
 
     def watched(*arguments: object, **options: object) -> object:

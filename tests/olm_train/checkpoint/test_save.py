@@ -31,10 +31,7 @@ def bucket(s3: dict[str, str], request: pytest.FixtureRequest) -> str:
 
 
 def build(lock: Path, folder: str, work: Path, stop: int, *more: str) -> Trainer:
-    return build_trainer(
-        lock, folder, *OPTIONS, f"--trainer.hard_stop={{value: {stop}, unit: steps}}",
-        f"--trainer.work_dir={work}", *more,
-    )  # fmt: skip
+    return build_trainer(lock, folder, *OPTIONS, f"--trainer.work_dir={work}", *more, stop=stop)
 
 
 def run(lock: Path, folder: str, work: Path, stop: int, *more: str) -> Trainer:
@@ -82,10 +79,7 @@ def forget(store: Store) -> None:
 
 @pytest.mark.parametrize("damage", [cut, forget])
 def test_damaged_and_partial_ones_are_passed_over_cleaned_and_written_again(
-    tiny_mixture: Path,
-    tmp_path: Path,
-    bucket: str,
-    damage: Callable[[Store], None],
+    tiny_mixture: Path, tmp_path: Path, bucket: str, damage: Callable[[Store], None]
 ) -> None:
     run(tiny_mixture, bucket, tmp_path, 5, "--trainer.callbacks.checkpointer.remove=never")
     damage(Store(f"{bucket}/step00000005"))

@@ -72,11 +72,7 @@ def version(file: Path) -> None:
     ("damage", "error", "says"),
     [
         (flip, ValidationError, "sha256 differs"),
-        (
-            version,
-            ValidationError,
-            "version 9; this program reads olm-model versions 1, 2, 3",
-        ),
+        (version, ValidationError, "version 9; this program reads olm-model versions 1, 2, 3"),
         (Path.unlink, InputError, "no exported weights"),
     ],
 )

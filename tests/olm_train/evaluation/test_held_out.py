@@ -76,10 +76,10 @@ def of_ranks(lock: str, folder: str) -> dict[str, float]:
     trainer = build_trainer(
         Path(lock),
         Path(folder),
-        STOP,
         f"{NAME}.eval_on_startup=true",
         f"{NAME}.by=[{', '.join(BY)}]",
         "--train_module.rank_microbatch_size=32",
+        stop=2,
         world=group_world(),
     )
     trainer.fit()
@@ -105,7 +105,7 @@ def test_two_ranks_row_by_row_and_one_with_large_batches_agree(
 def test_the_command_finds_what_the_run_logged(tiny_mixture: Path, tmp_path: Path) -> None:
     held = str(tiny_mixture.parent / "held")
     by = f"{NAME}.by=[context]"
-    build_trainer(tiny_mixture, tmp_path, STOP, by).fit()
+    build_trainer(tiny_mixture, tmp_path, by, stop=2).fit()
     logged = next(line["eval"]["held"] for line in metrics(tmp_path) if "eval" in line)
     said = CliRunner().invoke(main, [str(tmp_path), "--data", held, "--by", "context"])
     assert said.exit_code == 0, said.output

@@ -27,10 +27,7 @@ from support.batches import make_batch
 from torch._dynamo.testing import CompileCounter
 
 from olm_data.errors import UsageError
-from olm_train.model.attention import (
-    ATTENTION_BACKENDS,
-    attention_backend,
-)
+from olm_train.model.attention import ATTENTION_BACKENDS, attention_backend
 from olm_train.model.attention_backend import DocumentLayout, Scores, Use
 from olm_train.model.attention_dense import Documents, block_causal_mask
 

@@ -11,28 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.attention_loop import (
-    ROWS,
-    forward_backward,
-    inputs,
-    layout_of,
-    varlen_loop,
-)
+from support.attention_loop import ROWS, forward_backward, inputs, layout_of, varlen_loop
 from support.batches import make_batch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from olm_data.errors import UsageError
-from olm_train.model.attention import (
-    ATTENTION_BACKENDS,
-    attention_backend,
-)
-from olm_train.model.attention_backend import (
-    AttentionBackend,
-    DocumentLayout,
-    Queries,
-    Scores,
-    Use,
-)
+from olm_train.model.attention import ATTENTION_BACKENDS, attention_backend
+from olm_train.model.attention_backend import AttentionBackend, DocumentLayout, Queries, Scores, Use
 from olm_train.model.attention_varlen import (
     Offsets,
     flash_kernel,
@@ -95,12 +80,7 @@ KERNELS = {
 
 @pytest.mark.parametrize(
     ("kv_heads", "window", "scores"),
-    [
-        (4, None, Scores()),
-        (2, 7, Scores()),
-        (2, None, Scores(0.4)),
-        (4, 7, Scores(None, 0.7)),
-    ],
+    [(4, None, Scores()), (2, 7, Scores()), (2, None, Scores(0.4)), (4, 7, Scores(None, 0.7))],
 )
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_are_given_what_makes_them_agree_with_sdpa(

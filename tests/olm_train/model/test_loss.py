@@ -156,12 +156,7 @@ def test_linear_cross_entropy_gives_the_plain_loss_and_gradients() -> None:
     by_label = ours.pop(3), theirs.pop(3)
     assert by_label[0] is not None
     assert by_label[1] is None
-    torch.testing.assert_close(
-        theirs,
-        ours,
-        rtol=1e-5,
-        atol=1e-5,
-    )
+    torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("tied", [False, True])
