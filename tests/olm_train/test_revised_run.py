@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.runs import build_trainer, steps_of
+from support.runs import build_trainer, metrics, steps_of
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ValidationError
@@ -57,6 +57,10 @@ def test_a_revised_run_goes_on_with_the_batches_of_the_revision_and_resumes_to_t
     assert one == two
     assert [line["rows"] for line in one] == [[8 * i, 8 * i + 8] for i in range(20)]
     assert [line["train/sequence length"] for line in one[11:]] == [32] + [8] * 4 + [32] * 4
+    assert {line["train/tokens"] for line in one} == {256}
+    # evaluation always sees rows of the longest length
+    held = [line["eval"]["held"]["tokens"] for line in metrics(tmp_path / "one") if "eval" in line]
+    assert len(set(held)) == 1
 
     # every row of the run against the sources' streams, each from its first row on
     old, lock = Lock.read(folder / "mixture.lock.json"), Lock.read(new)

@@ -14,11 +14,10 @@ import torch.distributed as dist
 from support.batches import make_batch
 from support.expert_ranks import BALANCES, of_experts
 from support.model_options import FAMILIES
-from support.training import LENGTHS, MODEL, ROWS, Run, build, cut, two_steps
+from support.training import LENGTHS, MODEL, ROWS, Run, build, cut, rows_refused, two_steps, watched
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from olm_data.errors import OlmError
 from olm_train.data.batch import Batch
 from olm_train.data.dealing import Share
 from olm_train.distributed.world import World
@@ -127,8 +126,10 @@ def all_checks(table: dict[str, tuple[str, ...]]) -> dict[Any, Any]:
                 "fsdp", world=world, model=of_experts(**options), **context(world.size, "gather")
             )
             results["experts", balance] = steps(module, parts=2)
-    results["refused"] = _refused(world)
-    results["seen"] = _seen(world)
+    grouped: dict[str, Any] = {"world": world, "model": of("grouped"), **context(world.size)}
+    results["refused"] = rows_refused(build(**grouped))
+    module = build(**grouped)
+    results["seen"] = watched(module, batches(1, LENGTHS, 2, module.world))
     results["waits"] = [_waits(world, exchange) for exchange in EXCHANGES]
     results["torch"] = _torch(world)
     return results
@@ -188,16 +189,6 @@ def _no_label(world: World, exchange: str) -> Run:
     )
 
 
-def _refused(world: World) -> str:
-    """What is said where ranks that share a micro-batch got different rows."""
-    module = build("fsdp", world=world, model=of("grouped"), **context(world.size))
-    try:
-        module.train_step([make_batch(LENGTHS, vocab_size=8, seed=world.rank)], 1, 6)
-    except OlmError as error:
-        return str(error)
-    return ""
-
-
 def _waits(world: World, exchange: str) -> dict[str, int]:
     """Operators of a step that make the host wait, where the loader has dealt the chunks."""
     module = build("fsdp", world=world, model=of("window"), **context(world.size, exchange))
@@ -222,12 +213,3 @@ def _torch(world: World) -> tuple[float, int]:
     loader = TorchDataLoader(plain, world=here)
     metrics = module.train_step(next(iter(loader)), 1, 6)
     return float(metrics["train/CE loss"]), loader.global_batch_size
-
-
-def _seen(world: World) -> list[tuple[list[int], list[int], Tensor]]:
-    """What is shown of the losses of labels: rows, places without a loss, and the losses."""
-    module = build("fsdp", world=world, model=of("grouped"), **context(world.size))
-    seen: list[Any] = []
-    module.watch_losses = lambda batch, by_label: seen.append((batch.rows, batch.labels, by_label))
-    module.train_step(batches(1, LENGTHS, 2, module.world), 1, 6)
-    return seen

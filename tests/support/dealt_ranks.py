@@ -6,6 +6,7 @@ One call for all of it: starting processes is what costs time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from support.batches import make_batch
 from support.context_ranks import context
 from support.expert_ranks import BALANCES, MUON, RECOMPUTED, of_experts
 from support.parallel_checks import OPTIMIZERS, Traffic
-from support.training import Run, build, micro_batches, two_steps, weights
+from support.training import Run, after_a_nan, build, micro_batches, two_steps
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -115,7 +116,10 @@ def all_checks(optims: Sequence[str]) -> dict[Any, Any]:
     for name in optims:
         results["optim", name] = two_steps(dealt(optim=OPTIMS[name]), [share])
     results["bfloat16"] = two_steps(dealt(param_dtype="bfloat16"), [share])
-    results["non-finite"] = _non_finite()
+    module = dealt(non_finite="skip")
+    batches = partial(micro_batches, rows=[share], world=module.world)
+    here = module.world.rank == 1
+    results["non-finite"] = after_a_nan(module, module.model.norm, here, batches)
     results["held"] = _held()
     results["traffic"] = {name: _traffic(name) for name in RECOMPUTED}
     return results
@@ -144,21 +148,6 @@ def eight_checks() -> dict[Any, Any]:
 def compiled_checks() -> Run:
     """A run of compiled blocks."""
     return two_steps(dealt(param_dtype="bfloat16", compile_model=True), [4])
-
-
-def _non_finite() -> dict[str, Any]:
-    """One rank alone sees a NaN; what did each do, weights and biases, and after it?"""
-    module = dealt(non_finite="skip")
-    before = weights(module)
-    batches = micro_batches(1, [8 // module.world.size], module.world)
-    handle = module.model.norm.register_forward_hook(
-        lambda _m, _args, out: out * (float("nan") if module.world.rank == 1 else 1.0)
-    )
-    bad = float(module.train_step(batches, 1, 6)["optim/non-finite"])
-    unchanged = weights(module) == before
-    handle.remove()
-    good = module.train_step(batches, 2, 6)
-    return {"bad": bad, "unchanged": unchanged, "loss": float(good["train/CE loss"])}
 
 
 def _held() -> dict[str, Any]:

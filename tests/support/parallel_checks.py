@@ -61,7 +61,8 @@ def all_checks() -> dict[str, Any]:
         results[strategy, "eval"] = _evaluate(strategy, world)
         results[strategy, "half"] = two_steps(build(strategy, world=world, optim=HALF), [2, 2])
     for name, optim in OPTIMIZERS.items():
-        results["optim", name] = train(build("fsdp", world=world, optim=optim), [2, 2])
+        module = build("fsdp", world=world, optim=optim)
+        results["optim", name] = train(module, [2, 2], steps=[1, 2, 3, 4])
     for name, change in FAMILIES.items():
         model = MODEL.changed(**change)
         results["fsdp", name] = two_steps(build("fsdp", world=world, model=model), [2, 2])

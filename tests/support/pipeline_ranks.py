@@ -6,7 +6,7 @@ One call for all of it: starting processes is what costs time.
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,18 @@ from support.training import (
     LENGTHS,
     MODEL,
     Run,
+    after_a_nan,
     build,
     cut,
     digest,
     full,
     load,
+    lost,
     micro_batches,
     save,
     train,
     two_steps,
+    watched,
     weights,
 )
 from torch import Tensor
@@ -37,7 +40,6 @@ from olm_data.storage.store import Store
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import Manifest
 from olm_train.data.batch import Batch
-from olm_train.distributed.waiting import RanksLostError, RankWatchdog
 from olm_train.distributed.world import World
 from olm_train.model.decoder import build_decoder
 from olm_train.model.init import init_parameters
@@ -153,10 +155,14 @@ def two_checks(folder: str) -> dict[Any, Any]:
     results["zero_bubble"] = steps(module)
     results |= of_cases(TWO)
     results["resumed"] = resumed(Path(folder))
-    results["seen"] = seen(piped(schedule="zero_bubble"))
-    results["non-finite"] = non_finite()
+    module = piped(schedule="zero_bubble")
+    results["seen"] = watched(module, batches(module, 1))
+    module = piped(non_finite="skip")
+    layer = next(block for block in module.model.blocks if block is not None).feed_forward
+    results["non-finite"] = after_a_nan(module, layer, world().main, partial(batches, module))
     results["refused"] = refused()
-    results["lost"] = lost()  # the last one: the group is broken after it
+    module = piped()
+    results["lost"] = lost(module, 1, partial(batches, module), seconds=3)  # the last one
     return results
 
 
@@ -179,32 +185,8 @@ def four_checks() -> dict[Any, Any]:
     cut = piped(schedule="dualpipev", sharing=KEPT, **tensor)
     results["cut, evaluated"] = evaluated(cut, LENGTHS[world().rank : world().rank + 2])
     results["cut"] = steps(cut)
-    results["cut, seen"] = seen(cut)
+    results["cut, seen"] = watched(cut, batches(cut, 1))
     return results
-
-
-def lost() -> str:
-    """What the first of two ranks says where the other one does not come to the second step."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True) if world().main else None
-    (port, *_) = world().gather(store.port if store else None)
-    store = store or dist.TCPStore("127.0.0.1", port)
-    module = piped()
-    given = replace(module.world, store=store)
-    waiting = RankWatchdog(given, module.model, timeout=3, grace=timedelta(seconds=1))
-    module.train_step(batches(module, 1), 1, 6)
-    waiting.reached(1)
-    given.barrier()
-    if given.rank:
-        store.wait(["over"], timedelta(minutes=10))
-        return ""
-    try:
-        with waiting:
-            module.train_step(batches(module, 2), 2, 6)
-    except RanksLostError as error:
-        return str(error)
-    finally:
-        store.set("over", "")
-    return "the step was taken"
 
 
 def resumed(folder: Path) -> dict[str, Any]:
@@ -239,30 +221,6 @@ def saved_values(module: TransformerTrainModule, folder: Path) -> list[str]:
         del state["calls"]
     store = Store(folder / "step00000002")
     return [*Checkpoint(store, Manifest.read(store)).index.values]
-
-
-def seen(module: TransformerTrainModule) -> list[tuple[Tensor, Tensor]]:
-    """Rows and losses of labels that `watch_losses` is shown."""
-    found = list[tuple[Tensor, Tensor]]()
-    module.watch_losses = lambda batch, by_label: found.append((batch.rows, by_label))
-    module.train_step(batches(module, 1), 1, 6)
-    return found
-
-
-def non_finite() -> dict[str, Any]:
-    """The first stage alone makes a NaN; what did each rank do, and after it?"""
-    module = piped(non_finite="skip")
-    before = weights(module)
-    block = next(block for block in module.model.blocks if block is not None)
-    first = module.world.rank == 0
-    handle = block.feed_forward.register_forward_hook(
-        lambda _m, _args, out: out * (float("nan") if first else 1.0)
-    )
-    bad = float(module.train_step(batches(module, 1), 1, 6)["optim/non-finite"])
-    unchanged = weights(module) == before
-    handle.remove()
-    good = module.train_step(batches(module, 2), 2, 6)
-    return {"bad": bad, "unchanged": unchanged, "loss": float(good["train/CE loss"])}
 
 
 def refused() -> dict[str, str]:

@@ -57,11 +57,9 @@ def test_rows_at_the_end_of_the_mixture_that_are_not_trained_on_are_said(
 ) -> None:
     note = "note: 2 rows at the end fill no step and are not trained on"
     size = "--data_loader.global_batch_size=6080"  # 190 of the mixture's 192 rows
-    off = "--trainer.callbacks.lm_evaluator.enabled=false"
     micro = "--train_module.rank_microbatch_size=3040"
     constant = "--train_module.scheduler={name: constant}"
-    build_trainer(tiny_mixture, tmp_path, size, off, micro, constant).fit()
+    build_trainer(tiny_mixture, tmp_path, size, micro, constant, quiet=True).fit()
     assert note in capsys.readouterr().err.splitlines()
-    stop = "--trainer.hard_stop={value: 1, unit: steps}"
-    build_trainer(tiny_mixture, tmp_path / "stopped", off, stop).fit()
+    build_trainer(tiny_mixture, tmp_path / "stopped", quiet=True, stop=1).fit()
     assert "at the end fill no step" not in capsys.readouterr().err

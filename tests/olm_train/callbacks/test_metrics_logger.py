@@ -51,8 +51,7 @@ def test_a_resume_tells_what_the_log_has_lost(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(steps: int) -> str:
-        stop = f"--trainer.hard_stop={{value: {steps}, unit: steps}}"
-        build_trainer(tiny_mixture, tmp_path, stop).fit()
+        build_trainer(tiny_mixture, tmp_path, stop=steps).fit()
         return capsys.readouterr().err
 
     assert "warning:" not in run(2) + run(3)
@@ -88,8 +87,7 @@ def test_each_start_says_how_it_ended(
                 if self.trainer.step == at:
                     self.trainer.cancel_run("it is low enough", by="my_rule")
 
-        stop = f"--trainer.hard_stop={{value: {steps}, unit: steps}}"
-        trainer = build_trainer(tiny_mixture, tmp_path, stop, callbacks={"ends": Ends()})
+        trainer = build_trainer(tiny_mixture, tmp_path, stop=steps, callbacks={"ends": Ends()})
         with contextlib.suppress(ValueError, Preempted):
             trainer.fit()
         end = read_ends(tmp_path)[-1]
@@ -121,12 +119,11 @@ def test_an_end_that_the_disk_refuses_is_a_warning(
 def test_a_run_that_was_killed_after_its_last_save_gets_its_end(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stop = "--trainer.hard_stop={value: 2, unit: steps}"
-    build_trainer(tiny_mixture, tmp_path, stop).fit()
+    build_trainer(tiny_mixture, tmp_path, stop=2).fit()
     (tmp_path / "ends.jsonl").unlink()
     before = metrics(tmp_path)
     for message in ("still to do: its end in ends.jsonl", "nothing to do"):
-        build_trainer(tiny_mixture, tmp_path, stop).fit()
+        build_trainer(tiny_mixture, tmp_path, stop=2).fit()
         assert f"already finished at step 2: {message}\n" in capsys.readouterr().err
     assert [(end.step, end.reason) for end in read_ends(tmp_path)] == [(2, "finished")]
     assert metrics(tmp_path) == before
@@ -142,9 +139,8 @@ def test_lines_that_a_full_disk_refuses_to_the_end_are_exit_5_also_without_a_che
                 disk.enter_context(files_of_at_most(size + 10))
 
     off = "--trainer.callbacks.checkpointer.enabled=false"
-    stop = "--trainer.hard_stop={value: 3, unit: steps}"
     log = "--trainer.metrics_collect_interval=1"
-    trainer = build_trainer(tiny_mixture, tmp_path, off, stop, log, callbacks={"full": Full()})
+    trainer = build_trainer(tiny_mixture, tmp_path, off, log, stop=3, callbacks={"full": Full()})
     trainer.say = lambda message: None  # type: ignore[method-assign]  # pytest's file is limited too
     with contextlib.ExitStack() as disk, pytest.raises(ResourceError) as caught:
         trainer.fit()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,7 @@ from olm_train.metrics import MetricsBuffer, Reduce
 STEPS = 8
 
 
-def build_trainer(lock: Path, folder: Path, *options: str, **given: Any) -> Any:
-    """A run of so many steps, unless an option says otherwise."""
-    stop = f"--trainer.hard_stop={{value: {STEPS}, unit: steps}}"
-    return build_whole(lock, folder, stop, *options, quiet=True, **given)
+build_trainer = partial(build_whole, stop=STEPS, quiet=True)
 
 
 class At(Callback):
@@ -196,6 +194,12 @@ def test_blocked_ephemeral_checkpoints_are_not_saved_until_nobody_blocks_them(
     assert {*seen} - {0} == {2, 10, 12}
 
 
+HOOKS = [
+    "post_attach", "pre_train", "pre_load_batch", "pre_epoch", "pre_step", "pre_optim_step",
+    "post_step", "post_epoch", "post_train", "close",
+]  # fmt: skip
+
+
 def test_a_lock_is_one_epoch_and_hooks_run_in_the_order_of_the_page(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
@@ -210,34 +214,9 @@ def test_a_lock_is_one_epoch_and_hooks_run_in_the_order_of_the_page(
     trainer = build_trainer(tiny_mixture, tmp_path, stop=1)
     trainer.add_callback("recorder", Recorder())
     trainer.fit()
-    assert [call for call in calls if call in HOOKS] == [
-        "post_attach",
-        "pre_train",
-        "pre_load_batch",
-        "pre_epoch",
-        "pre_step",
-        "pre_optim_step",
-        "post_step",
-        "post_epoch",
-        "post_train",
-        "close",
-    ]
+    assert calls == HOOKS
     with pytest.raises(UsageError, match="comes too late"):
         trainer.add_callback("another", Recorder())
-
-
-HOOKS = {
-    "post_attach",
-    "pre_train",
-    "pre_epoch",
-    "pre_load_batch",
-    "pre_step",
-    "pre_optim_step",
-    "post_step",
-    "post_epoch",
-    "post_train",
-    "close",
-}
 
 
 @pytest.mark.parametrize("how", ["nothing", "resume", "load_path"])
@@ -251,10 +230,9 @@ def test_callbacks_are_told_which_checkpoint_was_loaded(
             loaded.append(folder)
             assert self.trainer.step == (6 if how == "resume" else 0)
 
-    six = "--trainer.hard_stop={value: 6, unit: steps}"
     first = tmp_path / "first"
     if how != "nothing":
-        build_trainer(tiny_mixture, first, six).fit()
+        build_trainer(tiny_mixture, first, stop=6).fit()
     options = ["--trainer.hard_stop={value: 7, unit: steps}"]
     folder = first
     if how == "load_path":

@@ -20,8 +20,7 @@ EVERY_2 = "--trainer.callbacks.checkpointer.save_interval=2"
 
 
 def train(lock: Path, folder: Path, stop: int) -> None:
-    stop_at = f"--trainer.hard_stop={{value: {stop}, unit: steps}}"
-    build_trainer(lock, folder, EVERY_2, stop_at, quiet=True).fit()
+    build_trainer(lock, folder, EVERY_2, stop=stop, quiet=True).fit()
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,6 @@ def test_damaged_and_partial_ones_are_passed_over_cleaned_and_written_again(
     assert partial_folders(bucket) == (["step00000005"] if damage is forget else [])
     told: list[object] = []
     newest = newest_checkpoint(bucket, World(), told.append)
-    assert newest is not None
     assert newest.step == 4
     assert len(told) == 1
     run(tiny_mixture, bucket, tmp_path, 5)

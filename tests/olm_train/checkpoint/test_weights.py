@@ -29,10 +29,7 @@ MODEL = (
 def first(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one step, its vocabulary padded from 512 to 600."""
     folder = tmp_path_factory.mktemp("first") / "run"
-    stop, quiet = "{value: 1, unit: steps}", "lm_evaluator.enabled=false"
-    build_trainer(
-        tiny_mixture, folder, MODEL, f"--trainer.hard_stop={stop}", f"--trainer.callbacks.{quiet}"
-    ).fit()
+    build_trainer(tiny_mixture, folder, MODEL, stop=1, quiet=True).fit()
     return folder
 
 

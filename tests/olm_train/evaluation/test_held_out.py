@@ -116,7 +116,6 @@ def test_the_command_finds_what_the_run_logged(tiny_mixture: Path, tmp_path: Pat
 def test_a_part_of_a_set_has_bytes_in_proportion(tiny_mixture: Path) -> None:
     held = Dataset.open(str(tiny_mixture.parent / "held"))
     found = HeldOut(held, 32, 64).measure(ones, max_batches=2)
-    assert found is not None
     assert found["tokens"] < held.tokens
     assert found["CE loss"] == 1.0
     assert found["BPB"] > 0
@@ -142,7 +141,6 @@ def test_a_module_without_losses_of_labels_has_bits_per_byte_of_all_of_them(
     exact = HeldOut(held, 32, 64).measure(ones)
     assert whole == pytest.approx(exact)
     part = HeldOut(held, 32, 64).measure(nothing, in_sum, max_batches=1)
-    assert part is not None
     assert "BPB" not in part, "bytes of some labels are not known"
     with pytest.raises(UsageError, match="gives no losses of labels"):
         HeldOut(held, 32, 64, by=["input"]).measure(nothing, in_sum)

@@ -114,7 +114,6 @@ def test_the_installed_varlen_attn_takes_what_it_is_given_forward_and_backward(
         assert (out.shape, out.dtype) == (q.shape, torch.bfloat16)
         out.sum().backward()
     for leaf in (q, k, v):
-        assert leaf.grad is not None
         assert leaf.grad.shape == leaf.shape
 
 
@@ -227,7 +226,6 @@ def test_a_part_of_the_queries_sees_the_keys_that_they_see_together(
     leaves = [x.requires_grad_(backend != "flex") for x in inputs(kv_heads)]
     expected = whole.attend(*leaves, whole.prepare(layout._replace(window=window)), Scores())
     q, k, v = (x.flatten(0, 1) for x in leaves)
-    assert layout.doc_start is not None
     begins = (layout.doc_start + 64 * torch.arange(3)[:, None]).flatten()
     found = torch.empty_like(q)
     size = 192 // sum(map(len, chunks))

@@ -91,10 +91,16 @@ def test_degrees_that_do_not_divide_the_ranks_are_refused_with_those_that_do(
     [
         ({"name": HSDP, "num_replicas": 2}, "ep", 4, "degree 4 does not divide the 2 ranks"),
         *(({"name": DDP}, axis, 2, "set it to fsdp or hsdp") for axis in ("tp", "ep")),
+        ({"name": HSDP, "num_replicas": 3}, "tp", 1, "(?s)num_replicas 3 .* 4 ranks.*1, 2, 4"),
+        (
+            {"name": HSDP, "num_replicas": 4, "shard_degree": 4}, "tp", 1,
+            "shard_degree 4 does not divide the 1 rank that num_replicas 4 leaves",
+        ),
+        ({"reshard_after_forward": 3}, "tp", 1, "forward 3 does not divide the 4 ranks"),
         *(({"reshard_after_forward": 2}, axis, 2, "true or false") for axis in ("tp", "ep")),
     ],
-)
-def test_ways_to_share_that_do_not_go_with_a_cut_are_refused(
+)  # fmt: skip
+def test_ways_to_share_that_four_ranks_cannot_have_are_refused(
     options: dict[str, Any], axis: str, degree: int, said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):

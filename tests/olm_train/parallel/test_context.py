@@ -31,7 +31,7 @@ from support.context_ranks import (
 )
 from support.distributed import run_ranks
 from support.expert_ranks import BALANCES, of_experts
-from support.training import LENGTHS, ROWS, build
+from support.training import LENGTHS, ROWS, build, watched
 from support.training import assert_alike as assert_near
 
 from olm_data.errors import UsageError
@@ -56,8 +56,7 @@ def four() -> Ranks:
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def ranks(request: pytest.FixtureRequest) -> Ranks:
     if request.param == 4:
-        found: Ranks = request.getfixturevalue("four")
-        return found
+        return request.getfixturevalue("four")
     return run_ranks(all_checks, 2, QUICK)
 
 
@@ -173,9 +172,7 @@ def test_a_loader_of_torch_gives_readers_their_rows(ranks: Ranks) -> None:
 
 
 def test_losses_of_labels_are_shown_as_on_one_rank(ranks: Ranks) -> None:
-    module, seen = build(model=of("grouped")), list[Any]()
-    module.watch_losses = lambda batch, by_label: seen.append((batch.rows, batch.labels, by_label))
-    module.train_step(batches(1, LENGTHS, 2, World()), 1, 6)
+    seen = watched(build(model=of("grouped")), batches(1, LENGTHS, 2, World()))
     for rank in ranks:
         for (rows, labels, losses), found in zip(seen, rank["seen"], strict=True):
             assert torch.equal(found[0], rows)

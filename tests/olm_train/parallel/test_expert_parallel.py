@@ -46,8 +46,7 @@ def single() -> Run:
 
 @pytest.fixture(scope="module")
 def four() -> Ranks:
-    found: Ranks = run_ranks(four_checks, 4)
-    return found
+    return run_ranks(four_checks, 4)
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
@@ -86,7 +85,6 @@ def test_one_expert_a_rank(ranks: Ranks) -> None:
 
 def test_ranks_that_get_no_token(ranks: Ranks) -> None:
     alone = two_steps(to_one_expert(build(model=of_experts(top_k=1))), [ROWS])
-    assert alone.counts is not None
     assert alone.counts[:, 1:].sum() == 0
     for rank in ranks:
         assert_alike(rank["one for all"], alone)

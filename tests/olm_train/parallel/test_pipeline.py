@@ -19,15 +19,15 @@ from support.pipeline_ranks import (
     NAMED,
     SLOW,
     TWO,
+    batches,
     evaluated,
     four_checks,
     of_case,
-    seen,
     slow_checks,
     steps,
     two_checks,
 )
-from support.training import LENGTHS, ROWS, Run, assert_alike, build, load, save, train
+from support.training import LENGTHS, ROWS, Run, assert_alike, build, load, save, train, watched
 
 pytestmark = pytest.mark.xdist_group("pipeline")  # its fixtures are made once
 
@@ -50,20 +50,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(folder: Path) -> Ranks:
-    found: Ranks = run_ranks(two_checks, 2, str(folder))
-    return found
+    return run_ranks(two_checks, 2, str(folder))
 
 
 @pytest.fixture(scope="module")
 def four() -> Ranks:
-    found: Ranks = run_ranks(four_checks, 4)
-    return found
+    return run_ranks(four_checks, 4)
 
 
 @pytest.fixture(scope="module")
 def slow() -> Ranks:
-    found: Ranks = run_ranks(slow_checks, 2)
-    return found
+    return run_ranks(slow_checks, 2)
 
 
 @pytest.mark.parametrize("which", ["zero_bubble", *TWO])
@@ -102,9 +99,10 @@ def test_each_rank_gets_the_losses_of_its_own_evaluation_batch(two: Ranks) -> No
 
 
 def test_losses_of_labels_are_shown_on_every_rank_as_on_one(two: Ranks) -> None:
-    expected = seen(build(model=DENSE))
+    module = build(model=DENSE)
+    expected = watched(module, batches(module, 1))
     for rank in two:
-        for (rows, losses), (row, loss) in zip(rank["seen"], expected, strict=True):
+        for (rows, _, losses), (row, _, loss) in zip(rank["seen"], expected, strict=True):
             assert torch.equal(rows, row)
             torch.testing.assert_close(losses, loss)
 
@@ -150,13 +148,13 @@ def test_so_do_stages_whose_matrices_are_cut(four: Ranks) -> None:
     """Loss and gradients, evaluation of each rank's own batch, and losses of labels."""
     module = build(model=EVEN)
     own = [evaluated(module, LENGTHS[number : number + 2]) for number in range(4)]
-    expected, shown = steps(module), seen(module)
+    expected, shown = steps(module), watched(module, batches(module, 1))
     for rank, (total, losses) in zip(four, own, strict=True):
         assert_alike(rank["cut"], expected)
         assert rank["cut, evaluated"][0] == pytest.approx(total, rel=1e-6)
         for found, alone in zip(rank["cut, evaluated"][1], losses, strict=True):
             torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)
-        for (rows, found), (row, alone) in zip(rank["cut, seen"], shown, strict=True):
+        for (rows, _, found), (row, _, alone) in zip(rank["cut, seen"], shown, strict=True):
             assert torch.equal(rows, row)
             torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
 

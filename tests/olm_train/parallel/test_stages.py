@@ -192,7 +192,6 @@ def test_the_world_reads_what_the_mesh_says(
     assert world.speaks == (mesh.group(rank, "pp", "cp")[0] == rank)
     first, last = sorted(data.draw(st.tuples(*[st.integers(0, mesh.size - 1)] * 2)))
     near = replace(world, neighbours=range(first, last + 1)).near_readers
-    assert near is not None
     readers = {mesh.place(other).reader for other in range(first, last + 1)}
     assert {*near} == readers if pp == 1 else {*near} >= readers
     assert world.near_readers is None

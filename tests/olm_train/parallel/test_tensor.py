@@ -34,6 +34,7 @@ from support.training import (
     digest,
     micro_batches,
     two_steps,
+    watched,
 )
 
 from olm_data.errors import UsageError
@@ -55,15 +56,13 @@ QUICK = ["muon"]
 
 @pytest.fixture(scope="module")
 def four() -> Ranks:
-    found: Ranks = run_ranks(four_checks, 4)
-    return found
+    return run_ranks(four_checks, 4)
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def ranks(request: pytest.FixtureRequest) -> Ranks:
     if request.param == 4:
-        found: Ranks = request.getfixturevalue("four")
-        return found
+        return request.getfixturevalue("four")
     return run_ranks(all_checks, 2, SOME, QUICK)
 
 
@@ -129,14 +128,14 @@ def test_different_rows_on_ranks_that_share_them_are_refused(ranks: Ranks) -> No
 
 
 def test_losses_of_labels_are_shown_as_on_one_rank(ranks: Ranks) -> None:
-    module, seen = build(model=BASE), list[torch.Tensor]()
-    module.watch_losses = lambda batch, by_label: seen.append(by_label.view_as(batch.labels))
-    module.train_step(micro_batches(1, [ROWS], World()), 1, 6)
+    ((_, labels, losses),) = watched(build(model=BASE), micro_batches(1, [ROWS], World()))
+    expected = losses.view_as(labels)
     for number, rank in enumerate(ranks):
         readers = len(ranks) // 2
         share = ROWS // readers
         first = number // 2 * share
-        torch.testing.assert_close(rank["seen"][0], seen[0][first : first + share])
+        ((_, labels, losses),) = rank["seen"]
+        torch.testing.assert_close(losses.view_as(labels), expected[first : first + share])
 
 
 def test_memory_is_counted_as_it_is_held(ranks: Ranks) -> None:

@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from support.runs import (
-    build_trainer,
-    config_values,
-    metrics,
-    same_bits,
-    steps_of,
-    tensors,
-)
+from support.runs import build_trainer, config_values, metrics, same_bits, steps_of, tensors
 
 from olm_data.config.values import Values
 from olm_train.checkpoint.load import open_checkpoint
@@ -71,7 +64,6 @@ def test_weights_and_averages_have_the_biases_and_write_text(whole: Path, tmp_pa
     checkpoint = open_checkpoint(whole / LAST, World())
     model = evaluation_model(checkpoint)
     bias = model.blocks[0].feed_forward.router.bias
-    assert bias is not None
     assert bias.abs().max() > 0
     average = evaluation_model(open_checkpoint(whole / f"{LAST}-ema", World()))
     assert average.blocks[0].feed_forward.router.bias.abs().max() > 0
