@@ -13,7 +13,6 @@ from support.runs import STEPS, build_trainer, metrics, steps_of
 
 from olm_data.errors import ConflictError, UsageError, ValidationError
 from olm_train.callbacks.base import Callback
-from olm_train.trainer import Trainer
 
 
 class Recorder(Callback):
@@ -213,24 +212,6 @@ def test_load_strategies(tiny_mixture: Path, tmp_path: Path) -> None:
     trainer = build_trainer(tiny_mixture, tmp_path, "--trainer.load_strategy=always", stop=3)
     trainer.fit()
     assert trainer.resumed
-
-
-class SecondRun(Callback):
-    """Starts another run into the same folder in the middle of this one."""
-
-    def __init__(self, other: Trainer) -> None:
-        self.other = other
-
-    def post_step(self) -> None:
-        with pytest.raises(ConflictError, match="another process trains into this folder"):
-            self.other.fit()
-
-
-def test_a_second_run_into_the_folder_is_refused(tiny_mixture: Path, tmp_path: Path) -> None:
-    other = build_trainer(tiny_mixture, tmp_path)
-    trainer = build_trainer(tiny_mixture, tmp_path, stop=2, callbacks={"x": SecondRun(other)})
-    trainer.fit()
-    assert trainer.step == 2
 
 
 def test_mandatory_callbacks_are_added_and_each_can_be_switched_off(

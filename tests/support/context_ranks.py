@@ -14,7 +14,18 @@ import torch.distributed as dist
 from support.batches import make_batch
 from support.expert_ranks import BALANCES, of_experts
 from support.model_options import FAMILIES
-from support.training import LENGTHS, MODEL, ROWS, Run, build, cut, rows_refused, two_steps, watched
+from support.training import (
+    LENGTHS,
+    MODEL,
+    ROWS,
+    Run,
+    build,
+    cut,
+    rows_refused,
+    traced_alone,
+    two_steps,
+    watched,
+)
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -145,6 +156,7 @@ def four_checks() -> dict[Any, Any]:
     return results
 
 
+@traced_alone()
 def compiled_checks() -> dict[str, Run]:
     """Runs of compiled blocks, with a window and without."""
     world = World(rank=dist.get_rank(), size=dist.get_world_size())

@@ -15,7 +15,7 @@ from support.batches import make_batch
 from support.context_ranks import context
 from support.expert_ranks import BALANCES, MUON, RECOMPUTED, of_experts
 from support.parallel_checks import OPTIMIZERS, Traffic
-from support.training import Run, after_a_nan, build, micro_batches, two_steps
+from support.training import Run, after_a_nan, build, micro_batches, traced_alone, two_steps
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -145,6 +145,7 @@ def eight_checks() -> dict[Any, Any]:
     }
 
 
+@traced_alone()
 def compiled_checks() -> Run:
     """A run of compiled blocks."""
     return two_steps(dealt(param_dtype="bfloat16", compile_model=True), [4])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -156,6 +157,23 @@ def train(
 def two_steps(module: TransformerTrainModule, rows: Sequence[int], **options: Any) -> Run:
     """The first steps of a run: the second one has weights and moments that the first one made."""
     return train(module, rows, (1, 2), **options)
+
+
+@contextmanager
+def traced_alone() -> Iterator[None]:
+    """In the block what is compiled is traced, with its gradient, and run as it is.
+
+    To make machine code of it takes minutes; that it can be made is asked of a few layouts.
+    """
+    plain = torch.compile
+
+    def traced(function: Any, **options: Any) -> Any:
+        options.pop("mode", None)
+        return plain(function, backend="aot_eager", **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", traced)
+        yield
 
 
 def after_a_nan(

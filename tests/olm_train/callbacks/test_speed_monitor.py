@@ -71,7 +71,7 @@ def test_utilisation_follows_flops_and_peak_that_are_given(
 ) -> None:
     prefix = "--trainer.callbacks.speed_monitor"
     given = [f"{prefix}.{option}" for option in options]
-    trainer = build_trainer(tiny_mixture, tmp_path, *given, quiet=True, stop=7)
+    trainer = build_trainer(tiny_mixture, tmp_path, *given, quiet=True, stop=3)
     trainer.fit()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
     measured = [line for line in lines if "throughput/seconds per step" in line]
