@@ -151,7 +151,7 @@ def test_its_log_is_that_of_one_rank(folder: Path, way: Way) -> None:
     if CP in way.cut:
         assert_log(folder / "shorter", folder / "shorter alone", way.near)
     ours, theirs = (evaluations(folder / name) for name in ("cut", "alone"))
-    assert len(ours) == 4  # of the weights and of their mean, on the way and at the end
+    assert len(ours) > 1  # on the way and at the end
     for mine, its in zip(ours, theirs, strict=True):
         assert mine.keys() == its.keys()
         for name, found in mine.items():
