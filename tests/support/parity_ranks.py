@@ -29,7 +29,7 @@ from support.training import (
 from olm_train.distributed.world import World
 from olm_train.model.parametrization import BaseConfig
 from olm_train.model.shards import local_blocks
-from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig as AC
+from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import (
     ContextParallelConfig,
     ExpertParallelConfig,
@@ -66,21 +66,19 @@ MODELS = {
 }
 """Dense ones with all that a parametrization multiplies, which no power of two does."""
 HOW: dict[str, dict[str, Any]] = {
-    "weighed": {"weights": [3, 1, 700, 3, 1, 1, 700, 3], "ac_config": AC(mode="full")},
-    "plain": {"ac_config": AC(mode="selected_ops")},
+    "plain": {},
+    "in parts": {"parts": 2},
+    "weighed": {"parts": 2, "weights": [3, 1, 700, 3, 1, 1, 700, 3]},
+    "recomputed": {"ac_config": ActivationCheckpointingConfig(mode="full")},
+    "both": {"ac_config": ActivationCheckpointingConfig(mode="selected_ops"), "parts": 2},
 }
-"""With activation checkpointing and accumulation; a pipeline takes micro-batches of one row."""
+"""Activation checkpointing and accumulation; a pipeline always takes micro-batches of one row."""
 
 
 def layouts_of(model: str, size: int) -> list[str]:
     """Names of layouts that a model and a number of ranks can have."""
     names = [name for name in LAYOUTS if model == "experts" or "ep2" not in name]
     return [name for name in names if size >= 4 or "x" not in name]
-
-
-def read_by(layout: str, names: list[str]) -> tuple[str | None, ...]:
-    """Which checkpoints a layout reads: those of one rank, of itself, and of the one before it."""
-    return None, layout, names[names.index(layout) - 1]
 
 
 def of(layout: str | None, model: str, **options: Any) -> TransformerTrainModule:
@@ -100,11 +98,12 @@ def rows_of(module: TransformerTrainModule, parts: int = 1) -> list[int]:
 
 
 def run_of(layout: str | None, model: str, how: str) -> Run:
-    """Three steps: after two of them the biases of a layer are zeros again."""
+    """Three steps."""
     options = dict(HOW[how])
-    batches = partial(micro_batches, weights=options.pop("weights", ()))
+    parts, weights = options.pop("parts", 1), options.pop("weights", ())
     module = of(layout, model, **options)
-    return train(module, rows_of(module, 2), steps=[1, 2, 3], batches=batches)
+    batches = partial(micro_batches, weights=weights)
+    return train(module, rows_of(module, parts), steps=[1, 2, 3], batches=batches)
 
 
 def rest_of(module: TransformerTrainModule) -> Run:
@@ -161,9 +160,9 @@ def all_checks(folder: str, model: str, how: Sequence[str]) -> dict[Any, Any]:
         results["begun", name] = begun(name, model, Path(folder))
     alone = of(None, model)
     wholes = {saved: full(load(alone, Path(folder) / str(saved))) for saved in (None, *names)}
-    for name in names:
+    for number, name in enumerate(names):
         module = of(name, model)
-        for saved in read_by(name, names):
+        for saved in (None, *names[number:], *names[:number]):
             load(module, Path(folder) / str(saved))
             results["from", saved, name] = holds(module, wholes[saved])
         results["next", name] = saved, state_of(module), next_of(module)

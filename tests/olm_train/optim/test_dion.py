@@ -16,6 +16,7 @@ from support.distributed import run_ranks
 from support.training import MODEL, ROWS, build, digest, full, train
 from torch import Tensor
 
+from olm_data.errors import UsageError
 from olm_train.distributed.world import World
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
@@ -23,6 +24,7 @@ from olm_train.model.shards import assign
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.dion import Dion, DionConfig, Stack, rank_of
 from olm_train.optim.division import Matrix
+from olm_train.optim.groups import GroupOverride
 from olm_train.parallel.config import ExpertParallelConfig
 from olm_train.train_module import TransformerTrainModule
 
@@ -181,6 +183,33 @@ def test_it_learns_as_adamw_does() -> None:
     )
     assert dion.losses[-1] < 0.95 * dion.losses[0]
     assert dion.losses[-1] < 1.05 * adamw.losses[-1]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"mu": 0.5}, {"rank_fraction": 0.5}, {"adjust_lr": "none"}, {"weight_decay": 0.5}],
+    ids=str,
+)
+def test_each_option_has_an_effect(option: dict[str, Any]) -> None:
+    plain, changed = (stepped(module_of(**each)) for each in ({}, option))
+    name = "blocks.0.attention.w_out.weight"
+    assert not torch.equal(plain[name], changed[name])
+
+
+@pytest.mark.parametrize("option", [{"rank_fraction": 0.0}, {"rank_fraction": 1.5}, {"mu": 1.0}])
+def test_values_out_of_range_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(option))):
+        DionConfig(**option)
+
+
+def test_a_group_has_a_momentum_and_a_rate_of_its_own() -> None:
+    override = GroupOverride(params=["blocks.0.*"], opts={"mu": 0.5, "lr": 0.0})
+    module = module_of(group_overrides=[override])
+    names = [name for name, _ in module.model.named_parameters()]
+    before, after = full(module)["model"], stepped(module)
+    moved = {name for name in names if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in names if not name.startswith("blocks.0.")}
+    assert {g["momentum"] for g in module.optimizer.param_groups if "parts" in g} == {0.5, 0.95}
 
 
 def test_a_run_goes_on_to_the_bit() -> None:
