@@ -38,7 +38,7 @@ from torch import Tensor
 from olm_data.errors import OlmError
 from olm_data.storage.store import Store
 from olm_train.checkpoint.load import Checkpoint
-from olm_train.checkpoint.manifest import Manifest
+from olm_train.checkpoint.manifest import CheckpointManifest
 from olm_train.data.batch import Batch
 from olm_train.distributed.world import World
 from olm_train.model.decoder import build_decoder
@@ -220,7 +220,7 @@ def saved_values(module: TransformerTrainModule, folder: Path) -> list[str]:
     for state in module.optimizer.state.values():
         del state["calls"]
     store = Store(folder / "step00000002")
-    return [*Checkpoint(store, Manifest.read(store)).index.values]
+    return [*Checkpoint(store, CheckpointManifest.read(store)).index.values]
 
 
 def refused() -> dict[str, str]:

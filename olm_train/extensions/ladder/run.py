@@ -22,7 +22,7 @@ from olm_data.run_log.lines import append_line
 from olm_data.run_log.log import RunLog
 from olm_data.run_log.metric_names import EVAL_CE_LOSS
 from olm_train.extensions.ladder.config import LadderConfig
-from olm_train.extensions.ladder.plan import Plan, Rung
+from olm_train.extensions.ladder.plan import LadderPlan, Rung
 from olm_train.extensions.ladder.points import RESULTS, Point, read_points
 
 
@@ -36,7 +36,7 @@ class Named(Protocol):
 P = TypeVar("P", bound=Named)
 
 
-def train(ladder: LadderConfig, plan: Plan, say: Callable[[str], None]) -> int:
+def train(ladder: LadderConfig, plan: LadderPlan, say: Callable[[str], None]) -> int:
     """Train what is not trained yet; return the exit code of the first run that does not finish.
 
     Raises:
