@@ -21,11 +21,7 @@ from olm_train.distributed.world import World
 from olm_train.extensions.monitors.replica_checker import digests
 from olm_train.train_module import TransformerTrainModule
 
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "ddp": {},
-    "fsdp": {},
-    "hsdp": {"num_replicas": 2},
-}
+STRATEGIES: dict[str, dict[str, Any]] = {"ddp": {}, "fsdp": {}, "hsdp": {"num_replicas": 2}}
 SAME_MATHS: dict[str, tuple[str, dict[str, Any]]] = {
     "keep": ("hsdp", {"reshard_after_forward": False}),
     "prefetch": ("hsdp", {"prefetch_factor": 2}),

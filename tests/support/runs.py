@@ -181,11 +181,7 @@ def run_until(
     place = words.index("olm_train.run")
     words[place - 1 : place + 1] = [str(Path(__file__).with_name("pausing.py")), text]
     with subprocess.Popen(
-        words,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+        words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
         lines = []
         assert process.stderr is not None
