@@ -79,6 +79,26 @@ class Document(Origin):
         return f"<Document {self.number:,}{name}: {len(self.tokens):,} tokens, {place}>"
 
 
+class DatasetFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a notebook shows of a dataset.
+
+    Attributes:
+        dropped: documents by reason.
+        inputs, shards: how many.
+    """
+
+    place: str
+    tokens: int
+    documents: int
+    text_bytes: int
+    dropped: dict[str, int]
+    inputs: int
+    shards: int
+    dtype: str
+    tokenizer: str
+    digest: str
+
+
 class Dataset(Sequence[Document]):
     """Random access to the tokens and documents of a dataset; a sequence of its documents.
 
@@ -166,6 +186,24 @@ class Dataset(Sequence[Document]):
             f"{len(self.manifest.shards):,} shards ({self.dtype.name}), tokenizer "
             f"{self.tokenizer_name}, digest {self.digest[:12]}>"
         )
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: its facts."""
+        from olm_data.printing import as_html  # of no use to a run
+
+        facts = DatasetFacts(
+            place=self.store.root,
+            tokens=self.tokens,
+            documents=self.documents,
+            text_bytes=self.manifest.totals.text_bytes,
+            dropped=self.manifest.dropped,
+            inputs=len(self.manifest.inputs),
+            shards=len(self.manifest.shards),
+            dtype=self.dtype.name,
+            tokenizer=self.tokenizer_name,
+            digest=self.digest,
+        )
+        return as_html(facts)
 
     @property
     def tokens(self) -> int:

@@ -72,6 +72,13 @@ class Lock(LockFile, frozen=True, kw_only=True):
             f"{self.packing.name}>"
         )
 
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: what `olm-data mix` prints of it."""
+        from olm_data.mixture.summary import summarise  # which reads locks
+        from olm_data.printing import as_html
+
+        return as_html(summarise(self))
+
     @property
     def total_rows(self) -> int:
         """Rows of the run."""
