@@ -85,7 +85,7 @@ def curves_section(points: Sequence[Point], fit: Fit) -> str:
                 np.interp(np.log(tokens), *np.log([(p.tokens, p.flops) for p in mine]).T)
             )
             drawn = [law.loss(size, tokens) for law in laws]
-            axes.fill_between(flops, *band(drawn), color=colour, alpha=0.18)
+            axes.fill_between(flops, *band(np.array(drawn)), color=colour, alpha=0.18)
             axes.plot(flops, fit.law.loss(size, tokens), color=colour, label=f"{size:,}")
             axes.plot([p.flops for p in mine], [p.loss for p in mine], "o", color=colour)
         _losses(axes, "FLOPs", "parameters")
