@@ -92,8 +92,8 @@ def curves_section(points: Sequence[Point], fit: Fit) -> str:
 
     alt = f"Loss by FLOPs of {len(points)} points, and the fitted law of each size"
     legend = note(
-        "Lines: the law; bands: 90 %, of the law (of synthetic ladders they held the truth in 87 to "
-        "92 %); points: runs."
+        "Lines: the law; bands: 90 %, of the law (of synthetic ladders they held the truth in 87 "
+        "to 92 %); points: runs."
     )
     return section("Loss by compute", joined([svg(draw, alt), legend]))
 
