@@ -77,8 +77,14 @@ def emit(result: Any, as_json: bool, shown: Iterable[str] | None = None) -> None
 
 
 def as_html(result: Any) -> str:
-    """Return a Struct as notebooks show it: its `lines` as escaped text, which fetches nothing."""
-    text = "\n".join(_safe(lines(result, width=WITHOUT_TERMINAL)))
+    """Return a Struct, or named values, as notebooks show them: as lines, which fetch nothing."""
+    plain = isinstance(result, Mapping)
+    shown = (
+        record(result, indent="", width=WITHOUT_TERMINAL)
+        if plain
+        else lines(result, width=WITHOUT_TERMINAL)
+    )
+    text = "\n".join(_safe(shown))
     return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(text)}</pre>'
 
 

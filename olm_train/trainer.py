@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 from torch import Tensor
 from torch.profiler import record_function
 
@@ -54,23 +53,6 @@ from olm_train.train_module_base import TrainModule, require_parts
 
 DATA_POLL_SECONDS = 0.2
 """How often a rank that waits for data looks whether it was asked to stop."""
-
-
-class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a notebook shows of a run.
-
-    Attributes:
-        step, steps: done, and to be done.
-        mixture: digest of the lock; "" without one.
-    """
-
-    save_folder: str
-    step: int
-    steps: int
-    parameters: int
-    ranks: int
-    mixture: str
-    callbacks: list[str]
 
 
 class Trainer(TrainingRun):
@@ -160,15 +142,13 @@ class Trainer(TrainingRun):
         from olm_data.printing import as_html
 
         lock = self.data_loader.lock
-        facts = RunFacts(
-            save_folder=self.save_folder,
-            step=self.step,
-            steps=self.stop_step,
-            parameters=self.train_module.num_params,
-            ranks=self.world.size,
-            mixture=lock.digest if lock is not None else "",
-            callbacks=[*self.callbacks],
-        )
+        facts: dict[str, object] = {
+            "save folder": self.save_folder,
+            "step": self.step,
+            "steps": self.stop_step,
+        }
+        facts |= {"parameters": self.train_module.num_params, "ranks": self.world.size}
+        facts |= {"mixture": lock and lock.digest, "callbacks": [*self.callbacks]}
         return as_html(facts)
 
     # ---- the loop ------------------------------------------------------------------------------

@@ -79,26 +79,6 @@ class Document(Origin):
         return f"<Document {self.number:,}{name}: {len(self.tokens):,} tokens, {place}>"
 
 
-class DatasetFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a notebook shows of a dataset.
-
-    Attributes:
-        dropped: documents by reason.
-        inputs, shards: how many.
-    """
-
-    place: str
-    tokens: int
-    documents: int
-    text_bytes: int
-    dropped: dict[str, int]
-    inputs: int
-    shards: int
-    dtype: str
-    tokenizer: str
-    digest: str
-
-
 class Dataset(Sequence[Document]):
     """Random access to the tokens and documents of a dataset; a sequence of its documents.
 
@@ -191,18 +171,15 @@ class Dataset(Sequence[Document]):
         """Return what notebooks show: its facts."""
         from olm_data.printing import as_html  # of no use to a run
 
-        facts = DatasetFacts(
-            place=self.store.root,
-            tokens=self.tokens,
-            documents=self.documents,
-            text_bytes=self.manifest.totals.text_bytes,
-            dropped=self.manifest.dropped,
-            inputs=len(self.manifest.inputs),
-            shards=len(self.manifest.shards),
-            dtype=self.dtype.name,
-            tokenizer=self.tokenizer_name,
-            digest=self.digest,
-        )
+        totals, inputs = self.manifest.totals, len(self.manifest.inputs)
+        facts: dict[str, object] = {
+            "place": self.store.root,
+            "tokens": totals.tokens,
+            "documents": totals.documents,
+        }
+        facts |= {"text bytes": totals.text_bytes, "dropped": self.manifest.dropped}
+        facts |= {"inputs": inputs, "shards": len(self.manifest.shards), "dtype": self.dtype.name}
+        facts |= {"tokenizer": self.tokenizer_name, "digest": self.digest}
         return as_html(facts)
 
     @property
