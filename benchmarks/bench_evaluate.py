@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from olm_data.dataset.eval_set import EvalSet, Primary
-from olm_data.extensions.eval_sets.tasks import Choice, Question, Task, build, read_ai2
+from olm_data.extensions.eval_sets.tasks import Continuation, Question, Task, build, read_ai2
 from olm_data.extensions.train_tokenizer.train import train_tokenizer
 from olm_data.sources import SourceRequest, resolve_source
 from olm_data.tokenizer.tokenizer import load_tokenizer
@@ -45,7 +45,7 @@ def made_up(questions: int) -> Task:
     found = []
     for _ in range(questions):
         context = text(20, 120)
-        found.append(Question([Choice(context, " " + text(1, 8)) for _ in range(4)], 0))
+        found.append(Question([Continuation(context, " " + text(1, 8)) for _ in range(4)], 0))
     return Task("made up", Primary.len_norm, found, "made up", "", "made up")
 
 

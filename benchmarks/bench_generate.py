@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from olm_train.extensions.generate.engine import Engine, Request
+from olm_train.extensions.generate.engine import Engine, TextRequest
 from olm_train.extensions.generate.runner import CachedRunner, WholeRunner
 from olm_train.extensions.generate.sampling import Sampling
 from olm_train.model.config import DecoderConfig
@@ -98,7 +98,7 @@ def main() -> None:
     lengths = torch.linspace(4, args.longest, args.prompts).int().tolist()
     prompts = [torch.randint(1, 4096, (n,), generator=draw).tolist() for n in lengths]
     asked = [
-        Request(prompt=tuple(prompt), sampling=GREEDY, max_new_tokens=args.new)
+        TextRequest(prompt=tuple(prompt), sampling=GREEDY, max_new_tokens=args.new)
         for prompt in prompts
     ]
     total = args.prompts * args.new

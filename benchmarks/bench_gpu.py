@@ -37,7 +37,7 @@ from olm_train.distributed.world import World
 from olm_train.estimate.flops import attention_pairs, num_flops_per_token
 from olm_train.estimate.gpus import HEADROOM, device_peak_flops
 from olm_train.estimate.memory import TrainingTensors, memory_of_step
-from olm_train.extensions.generate.engine import Engine, Request
+from olm_train.extensions.generate.engine import Engine, TextRequest
 from olm_train.extensions.generate.runner import CachedRunner
 from olm_train.extensions.generate.sampling import Sampling
 from olm_train.model.config import DecoderConfig
@@ -251,7 +251,7 @@ class Bench:
         prompts, new = (4, 4) if self.args.tiny else (64, 128)
         draw = torch.Generator().manual_seed(0)
         asked = [
-            Request(
+            TextRequest(
                 prompt=tuple(torch.randint(1, config.vocab_size, (16,), generator=draw).tolist()),
                 sampling=Sampling(temperature=0),
                 max_new_tokens=new,

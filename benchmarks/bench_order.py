@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from olm_data.order.prp import permute, round_keys, unpermute
-from olm_data.order.schedule import Schedule, Stage
+from olm_data.order.schedule import Schedule, ScheduleStage
 from olm_data.order.slots import round_counts, slot_table
 
 
@@ -61,7 +61,7 @@ def main() -> None:
     print(f"permute, n and keys for each row:     {n / seconds / 1e6:7.1f} M rows/s")
     counts = uneven_counts(1000, 1 << 16)
     names = [(f"source-{i}", 10**7 + i) for i in range(len(counts))]
-    schedule = Schedule(1, names, [Stage(10**9, counts)])
+    schedule = Schedule(1, names, [ScheduleStage(10**9, counts)])
     for rows in (64, 8192, 100_000):
         wanted = np.arange(rows) + 12345
         schedule.locate(wanted)

@@ -32,7 +32,7 @@ from olm_data.config.convert import (
     rest_of,
 )
 from olm_data.config.docs import attributes, parts_by_name, summary_of
-from olm_data.config.hints import Reader, bounds
+from olm_data.config.hints import ReadBy, bounds
 from olm_data.tokenization.recipe import Recipe
 from olm_train.run.config import RunConfig
 
@@ -148,7 +148,7 @@ def _line(name: str, row: Row) -> str:
 def _type(hint: Any) -> str:
     kind, notes = plain(hint)
     for note in notes:
-        if isinstance(note, Reader):
+        if isinstance(note, ReadBy):
             return note.says.removeprefix("a ")
     if limits := [words for note in notes if isinstance(note, Meta) and (words := bounds(note))]:
         return ", ".join([_type(kind), *limits])

@@ -27,7 +27,7 @@ from olm_data.config.convert import (
     tags_of,
 )
 from olm_data.config.docs import attributes, parts_by_name, summary_of
-from olm_data.config.hints import FilePath, Reader, Schema
+from olm_data.config.hints import FilePath, ReadBy, Schema
 from olm_data.config.schema import ENTRY_POINTS
 from olm_data.mixture import manifest
 from olm_data.order.orders import manifest_orders
@@ -150,7 +150,7 @@ def _named_parts(hint: Any, definitions: Schema, counts: bool) -> Schema:
 def _of(hint: Any, definitions: Schema, counts: bool, *, text: bool = True) -> Schema:
     kind, notes = plain(hint)
     for note in notes:
-        if isinstance(note, Reader):
+        if isinstance(note, ReadBy):
             return dict(note.schema)
     found = _of_kind(hint, kind, definitions, counts)
     if (parts := parts_of(hint)) is not None:

@@ -135,7 +135,7 @@ def say(text: object) -> None:
         click.echo(shown(str(text)), err=True)
 
 
-class Count(click.IntRange):
+class CountParam(click.IntRange):
     """A whole number of an option, also as people write it: `32K`, `1.5M`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

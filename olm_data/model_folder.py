@@ -33,7 +33,7 @@ class ExportedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sha256: str
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FolderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of `config.json`.
 
     Attributes:
@@ -65,7 +65,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return (self.weights, *self.carried)
 
 
-def read_about(store: Store) -> About:
+def read_about(store: Store) -> FolderConfig:
     """Return the `config.json` of a folder.
 
     Raises:
@@ -77,7 +77,7 @@ def read_about(store: Store) -> About:
         value = decode_object(store.read(CONFIG))
         found, version = value["format"], value["version"]
         if found == FORMAT and version in READABLE:
-            return convert(value, About)
+            return convert(value, FolderConfig)
     except (ValueError, KeyError, TypeError) as error:  # msgspec's are ValueErrors
         if isinstance(error, ValidationError):
             raise

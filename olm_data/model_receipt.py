@@ -22,7 +22,7 @@ Verify = Literal["auto", "files", "transformers"]
 """Who reads a folder before it is there."""
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelClaim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which export it is; two with the same claim hold the same files.
 
     Attributes:
@@ -110,7 +110,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     not_compared: tuple[str, ...]
 
 
-class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelReceipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of the file.
 
     Attributes:
@@ -128,7 +128,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     version: int = VERSION
-    claim: Claim
+    claim: ModelClaim
     model_class: str
     parameters: Size
     step: Size
@@ -149,7 +149,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return _json(self)
 
     @classmethod
-    def decode(cls, data: bytes, where: str) -> Receipt:
+    def decode(cls, data: bytes, where: str) -> ModelReceipt:
         """Return the receipt that bytes are.
 
         Raises:

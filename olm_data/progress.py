@@ -34,7 +34,7 @@ WINDOW_SECONDS = 20.0
 LEAST_STEP = 0.1
 
 
-class Window:
+class RateWindow:
     """The rate of a growing amount over the last `seconds`.
 
     Args:
@@ -138,7 +138,7 @@ class Progress:
 
     def _begin(self) -> None:
         self._start = self._last = self._clock()
-        self._shares = Window()
+        self._shares = RateWindow()
         self._shares.add(0.0, 0.0)
         self._most = 0.0
 

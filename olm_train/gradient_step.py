@@ -25,7 +25,7 @@ from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, LR, NON_FINITE, ST
 from olm_train.loss_context import LossTerms
 from olm_train.model.shards import assign
 from olm_train.optim.clip import as_scalar, clip_gradients, total_norm
-from olm_train.optim.schedule_base import LRScaling, Position, Schedule
+from olm_train.optim.schedule_base import LRScaling, LRSchedule, Position
 from olm_train.optim.state import class_name, set_values
 from olm_train.parallel.apply import gradient_sync, reshard
 from olm_train.stability.gate import FiniteGate, NonFinite, StepGuard, take_step
@@ -75,7 +75,7 @@ class GradientStep(TrainModule):
     _forward: nn.Module
     _gate: FiniteGate
     _guard: StepGuard | None = None
-    _scheduler: Schedule
+    _scheduler: LRSchedule
     _scaling: LRScaling = LRScaling.none
     _max_grad_norm: float | None
     _peak: float | None = None

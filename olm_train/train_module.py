@@ -26,7 +26,7 @@ from olm_data.run_log.metric_names import (
     Z_LOSS,
 )
 from olm_train.data.batch import AnyBatch, Batch, check_ids
-from olm_train.data.dealing import Share, Slice, digest_of
+from olm_train.data.dealing import ContextShare, SequenceSlice, digest_of
 from olm_train.distributed.world import World
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.flops import attention_pairs, num_flops_per_token
@@ -260,7 +260,7 @@ class TransformerTrainModule(GradientStep):
             require_same_rows(digest_of(found), self.world)
             self._compared = True
         if context is not None:
-            found = [Share.take(batch, context.rank, context.contexts) for batch in found]
+            found = [ContextShare.take(batch, context.rank, context.contexts) for batch in found]
         return self._slices(found)
 
     def _slices(self, batches: list[Batch]) -> list[Batch]:
@@ -268,13 +268,13 @@ class TransformerTrainModule(GradientStep):
         if self._tensor is None:
             return batches
         ranks = self._tensor.ranks
-        return [Slice.take(batch, ranks.rank, ranks.degree) for batch in batches]
+        return [SequenceSlice.take(batch, ranks.rank, ranks.degree) for batch in batches]
 
     def _watched(self, batch: Batch, by_label: Tensor) -> tuple[Batch, Tensor]:
-        if self._tensor is not None and isinstance(batch, Slice):
+        if self._tensor is not None and isinstance(batch, SequenceSlice):
             by_label = self._tensor.ranks.collect(by_label.view_as(batch.labels))().flatten()
             batch = batch.whole
-        if self._context is None or not isinstance(batch, Share):
+        if self._context is None or not isinstance(batch, ContextShare):
             return batch, by_label
         return batch.whole, self._context.exchange(batch).collect(by_label)
 

@@ -18,7 +18,7 @@ from olm_train.optim.base import OptimConfig
 from olm_train.optim.dion import DionConfig
 from olm_train.optim.given import NamedOptim
 from olm_train.optim.schedule import AnySchedule, Constant
-from olm_train.optim.schedule_base import LRScaling, Schedule
+from olm_train.optim.schedule_base import LRScaling, LRSchedule
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import (
@@ -74,7 +74,7 @@ class TransformerTrainModuleConfig(Config):
     optim: Annotated[AnyOptim, Parts(OptimConfig, "olm_train.optimizers", NamedOptim)] = field(
         default_factory=AdamWConfig
     )
-    scheduler: Annotated[AnySchedule, Parts(Schedule, "olm_train.schedulers")] = field(
+    scheduler: Annotated[AnySchedule, Parts(LRSchedule, "olm_train.schedulers")] = field(
         default_factory=Constant
     )
     lr_batch_scaling: LRScaling = LRScaling.sqrt

@@ -13,7 +13,7 @@ import click
 
 from olm_data.config.convert import choices, fields_of, kinds_of, plain
 from olm_data.config.docs import attributes
-from olm_data.config.hints import Reader
+from olm_data.config.hints import ReadBy
 from olm_data.tokenization.recipe import Recipe
 
 RUN = ("workers", "runner", "slurm", "ray_address")
@@ -57,7 +57,7 @@ def _option(name: str, said: str | None) -> Callable[[Any], Any]:
     help = said or attributes(Recipe)[name]
     if _is_set(usual):
         help += f"  [default: {usual}]"
-    number = kind is int and not any(isinstance(note, Reader) for note in notes + more)
+    number = kind is int and not any(isinstance(note, ReadBy) for note in notes + more)
     flag = "--" + name.replace("_", "-")
     if kind is bool:
         return click.option(flag, name, is_flag=True, help=help)

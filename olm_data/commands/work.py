@@ -9,7 +9,7 @@ from types import FrameType
 
 import click
 
-from olm_data.command import Count
+from olm_data.command import CountParam
 from olm_data.commands.said import note
 
 
@@ -17,7 +17,7 @@ from olm_data.commands.said import note
 @click.argument("output")
 @click.option("--tasks", required=True, help="Task numbers: 3-7,9, or @NAME of a list in run/.")
 @click.option("--part", help="Of these tasks, those of part INDEX/COUNT.")
-@click.option("--workers", type=Count(1), default=1, show_default=True, help="Processes.")
+@click.option("--workers", type=CountParam(1), default=1, show_default=True, help="Processes.")
 @click.option("--name", help="Name of this worker's heartbeat.  [default: host and process id]")
 @click.option("--trust", is_flag=True, help="Import classes that the run names: I trust it.")
 def work(

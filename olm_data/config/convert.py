@@ -33,7 +33,7 @@ from olm_data.config.hints import (
     Needs,
     OneOf,
     Parts,
-    Reader,
+    ReadBy,
     bounds,
     example_of,
     reason_of,
@@ -140,7 +140,7 @@ def _convert(hint: Any, value: Any, values: Values, path: KeyPath) -> Any:
     if isinstance(value, str) and tags_of(kind):
         value = {"name": value}
     for note in notes:
-        if isinstance(note, Reader):
+        if isinstance(note, ReadBy):
             return _read(note, value, values, path)
         if isinstance(note, Parts) and _is_part(note, kind, value):
             return _part(note, hint, value, values, path)
@@ -375,7 +375,7 @@ def _placed(make: Callable[[], Any], fields: Container[str], values: Values, pat
         ) from error
 
 
-def _read(reader: Reader, value: Any, values: Values, path: KeyPath) -> Any:
+def _read(reader: ReadBy, value: Any, values: Values, path: KeyPath) -> Any:
     try:
         return reader.read(value)
     except UsageError as error:
@@ -564,7 +564,7 @@ def describe(hint: Any) -> str:
     """Return what a message calls a value of this type, such as "a number or null"."""
     kind, notes = plain(hint)
     for note in notes:
-        if isinstance(note, Reader):
+        if isinstance(note, ReadBy):
             return note.says
     if is_union(kind):
         return " or ".join(describe(inner) + within(inner) for inner in get_args(kind))

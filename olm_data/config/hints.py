@@ -26,7 +26,7 @@ LocalPath = Annotated[FilePath, Meta(pattern="^(?!.*://)", description="a folder
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Reader:
+class ReadBy:
     """Annotation of a value with a written form of its own: `Annotated[int, Reader(...)]`.
 
     Attributes:
@@ -95,7 +95,7 @@ class ExtraFields:
     """Annotation of the field that takes the names which a section does not know: a mapping."""
 
 
-Count = Annotated[int, Reader(parse_count, "a count", {"type": ["integer", "string"]})]
+Count = Annotated[int, ReadBy(parse_count, "a count", {"type": ["integer", "string"]})]
 """A whole number of at least 1, which may be written `100K`, `1.5M` or `95B`."""
 
 

@@ -42,7 +42,7 @@ _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 
 
 @dataclass(frozen=True)
-class Document:
+class YamlDocument:
     """A parsed file: its plain Python value and the line of each key.
 
     Attributes:
@@ -54,7 +54,7 @@ class Document:
     lines: Mapping[KeyPath, int]
 
 
-def load(text: str | bytes, path: str | Path, *, numbers: Numbers = "exact") -> Document:
+def load(text: str | bytes, path: str | Path, *, numbers: Numbers = "exact") -> YamlDocument:
     """Parse one YAML document.
 
     Args:
@@ -166,11 +166,11 @@ class _Builder:
         self.lines: dict[KeyPath, int] = {}
         self.events = self._checked(text)
 
-    def document(self) -> Document:
+    def document(self) -> YamlDocument:
         value = self._node(next(self.events), ())
         for _ in self.events:
             pass  # the rest is checked too: nothing may follow the one document
-        return Document(value, self.lines)
+        return YamlDocument(value, self.lines)
 
     def _where(self, event: yaml.Event) -> str:
         return f"{self.path}:{_line(event)}"

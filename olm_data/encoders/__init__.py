@@ -17,7 +17,14 @@ from importlib.util import find_spec
 from olm_data.config.import_path import is_import_path
 from olm_data.dataset.inputs import SpecialPolicy
 from olm_data.encoders.base import Encoded, Encoder, TextEncoder, Texts, concatenate
-from olm_data.encoders.code_points import ParityReport, Proof, Ranges, Router, recall, remember
+from olm_data.encoders.code_points import (
+    ParityReport,
+    Proof,
+    Ranges,
+    ReferenceRouter,
+    recall,
+    remember,
+)
 from olm_data.encoders.gigatoken import GigatokenEncoder, UnsupportedTokenizer
 from olm_data.encoders.hf import HfEncoder
 from olm_data.encoders.own import own_encoder, own_path
@@ -62,7 +69,7 @@ def make_encoder(
     encoder = _plug_in(name, tokenizer, special)
     if name == "hf":
         return TextEncoder(encoder, tokenizer, special)
-    reference, router = partial(HfEncoder, tokenizer, special), Router(tokenizer, routed)
+    reference, router = partial(HfEncoder, tokenizer, special), ReferenceRouter(tokenizer, routed)
     return TextEncoder(encoder, tokenizer, special, reference, router)
 
 

@@ -31,7 +31,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from olm_data.dataset.inputs import SpecialPolicy
-from olm_data.encoders.code_points import Router
+from olm_data.encoders.code_points import ReferenceRouter
 from olm_data.errors import InputError, ValidationError
 from olm_data.tokenizer.definition import BpeModel, Definition
 from olm_data.tokenizer.tokenizer import TokenizerSpec
@@ -341,7 +341,7 @@ class TextEncoder:
         tokenizer: TokenizerSpec,
         special: SpecialPolicy,
         reference: Callable[[], Encoder] | None = None,
-        router: Router | None = None,
+        router: ReferenceRouter | None = None,
     ) -> None:
         self.name = encoder.name
         self._encoder, self._router = encoder, router

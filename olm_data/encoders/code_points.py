@@ -153,7 +153,7 @@ LONGEST = (
 )  # bytes of a document that is normalised to see if it changes; takes 20 times that
 
 
-class Router:
+class ReferenceRouter:
     """Finds the documents of a batch that are for the reference.
 
     Args:

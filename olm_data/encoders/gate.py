@@ -35,7 +35,7 @@ from olm_data.encoders.code_points import (
     NEAR,
     Proof,
     Ranges,
-    Router,
+    ReferenceRouter,
     points_of,
     ranges_of,
     recall_cuts,
@@ -256,7 +256,7 @@ def prove(
         texts = concatenate(mixtures(routed))
         _refuse(compare(bare.encode(*texts), encoder.encode(*texts)), "mixtures of code points")
         reference = HfEncoder(tokenizer, special)
-        router = Router(tokenizer, routed)
+        router = ReferenceRouter(tokenizer, routed)
         run = TextEncoder(encoder, tokenizer, special, lambda: reference, router)
         for name, texts in (
             ("adversarial texts", concatenate(adversarial(tokenizer))),

@@ -16,10 +16,10 @@ from fractions import Fraction
 from olm_data.errors import UsageError
 from olm_data.mixture.lock_format import LockSource, LockStage, part_label
 from olm_data.mixture.manifest import Mixture
-from olm_data.mixture.ramp import Step, staircase
+from olm_data.mixture.ramp import RampStep, staircase
 from olm_data.mixture.stage_spec import Share, StageSpec, capacity, fill, leaves, members
 from olm_data.order.prp import MAX_ROWS
-from olm_data.order.schedule import Stage, rows_by_source
+from olm_data.order.schedule import ScheduleStage, rows_by_source
 from olm_data.order.slots import compile_shares, exact_parts, round_amounts, slot_table
 
 
@@ -86,7 +86,7 @@ def _by_shares(
         steps = staircase(shares, _shares(spec.tree_to, sources), rows)
         return _parts(spec, sources, steps, spec.tokens, length)
     counts = compile_shares(shares).counts
-    drawn = rows_by_source(Stage(rows, counts), slot_table(counts))
+    drawn = rows_by_source(ScheduleStage(rows, counts), slot_table(counts))
     if mixture.on_exhausted == "cap_and_redistribute":
         left = [_left(spec, source, t) for source, t in zip(sources, taken, strict=True)]
         if any(d > n for d, n in zip(drawn, left, strict=True)):
@@ -136,14 +136,14 @@ def _exact(
     capped: Sequence[str] = (),
 ) -> list[LockStage]:
     """Return the parts of a stage that draw exactly `rows` of each source, `tokens` in all."""
-    steps = [Step(part, counts, tuple(wanted)) for part, counts in exact_parts(rows)]
+    steps = [RampStep(part, counts, tuple(wanted)) for part, counts in exact_parts(rows)]
     return _parts(spec, sources, steps, tokens, length, capped)
 
 
 def _parts(
     spec: StageSpec,
     sources: Sequence[LockSource],
-    steps: Sequence[Step],
+    steps: Sequence[RampStep],
     tokens: int,
     length: int,
     capped: Sequence[str] = (),

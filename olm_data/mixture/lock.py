@@ -31,7 +31,7 @@ from olm_data.mixture.lock_format import LockFile, is_consistent, strange_name, 
 from olm_data.order.base import Order
 from olm_data.order.orders import lock_key
 from olm_data.order.schedule import VERSION as ORDER
-from olm_data.order.schedule import RowOrigin, Schedule, Stage
+from olm_data.order.schedule import RowOrigin, Schedule, ScheduleStage
 from olm_data.order.steps import order_digest
 from olm_data.packing.base import Packing
 from olm_data.packing.concat import StreamRows
@@ -142,7 +142,10 @@ class Lock(LockFile, frozen=True, kw_only=True):
         return Schedule(
             self.seed,
             [(source.name, source.rows) for source in self.sources],
-            [Stage(stage.rows, stage.counts, stage.rows_by_source) for stage in self.stages],
+            [
+                ScheduleStage(stage.rows, stage.counts, stage.rows_by_source)
+                for stage in self.stages
+            ],
             self.order,
         )
 

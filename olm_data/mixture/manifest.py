@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from olm_data.config.convert import fields_of, parse
-from olm_data.config.hints import OneOf, Reader
+from olm_data.config.hints import OneOf, ReadBy
 from olm_data.config.strict_yaml import MAX_INTEGER
 from olm_data.config.values import Values
 from olm_data.errors import UsageError, quoted
@@ -53,7 +53,7 @@ PackingName = Annotated[str, OneOf(lambda: PACKINGS)]
 OrderName = Annotated[str, OneOf(lambda: ORDERS)]
 
 
-def _location(kind: str, fix: str) -> Reader:
+def _location(kind: str, fix: str) -> ReadBy:
     """Return the annotation of a path or URL; what would store a secret is refused."""
 
     def read(data: Any) -> str:
@@ -72,7 +72,7 @@ def _location(kind: str, fix: str) -> Reader:
             )
         return data.removeprefix("file://")
 
-    return Reader(read, f"a path or URL of {kind}", {"type": "string"})
+    return ReadBy(read, f"a path or URL of {kind}", {"type": "string"})
 
 
 SCHEMA = Path(__file__).with_name("mixture.schema.json")
@@ -93,7 +93,7 @@ def _loss_weight(data: Any) -> Fraction:
     )
 
 
-_LOSS_WEIGHT = Reader(
+_LOSS_WEIGHT = ReadBy(
     _loss_weight,
     "a loss weight",
     {"type": "number", "minimum": 1 / LOSS_UNITS, "maximum": MAX_LOSS_WEIGHT},

@@ -25,7 +25,7 @@ LONGEST = 1 << 14
 
 
 @dataclass(frozen=True)
-class Step:
+class RampStep:
     """Rows with constant counts; whole blocks.
 
     Attributes:
@@ -38,7 +38,7 @@ class Step:
     wanted: tuple[Fraction, ...]
 
 
-def staircase(start: Sequence[Fraction], end: Sequence[Fraction], rows: int) -> list[Step]:
+def staircase(start: Sequence[Fraction], end: Sequence[Fraction], rows: int) -> list[RampStep]:
     """Cut a ramp of `rows` rows into steps, so that no rounding adds up.
 
     With q = ceil(rows / (STEPS * LONGEST)) the ramp has R = floor(rows / q) units of q rows. Step i
@@ -56,7 +56,7 @@ def staircase(start: Sequence[Fraction], end: Sequence[Fraction], rows: int) -> 
         [a * x + (b - a) * Fraction(x * x, 2 * units) for a, b in zip(start, end, strict=True)]
         for x in ends
     ]
-    given, steps = [0] * len(start), list[Step]()
+    given, steps = [0] * len(start), list[RampStep]()
     for step, (first, last) in enumerate(pairwise(ends)):
         counts = [max(int(w) - g, 0) for w, g in zip(upto[step + 1], given, strict=True)]
         # one more unit of the sources that may give it now and must do so soonest
@@ -71,9 +71,9 @@ def staircase(start: Sequence[Fraction], end: Sequence[Fraction], rows: int) -> 
         common = math.gcd(*counts)
         wanted = [(b - a) / (last - first) for a, b in zip(upto[step], upto[step + 1], strict=True)]
         block = tuple(count // common for count in counts)
-        steps.append(Step((last - first) * times, block, tuple(wanted)))
+        steps.append(RampStep((last - first) * times, block, tuple(wanted)))
     if rest := rows - units * times:
-        steps.append(Step(rest, round_counts(end, rest), tuple(end)))
+        steps.append(RampStep(rest, round_counts(end, rest), tuple(end)))
     return steps
 
 

@@ -26,7 +26,7 @@ from olm_data.mixture.lock import Lock, split
 from olm_data.mixture.lock_format import LockSource, LockStage
 from olm_data.mixture.manifest import Mixture
 from olm_data.mixture.mix import MANIFESTS, MixPlan, MixResult
-from olm_data.order.schedule import Stage, rows_by_source
+from olm_data.order.schedule import ScheduleStage, rows_by_source
 from olm_data.path_kinds import require
 from olm_data.run_log.run_folder import read_position
 from olm_data.storage.output_paths import refuse_output
@@ -326,7 +326,7 @@ def longer(lock: Lock, tokens: int, where: str) -> Lock:
 def resized(lock: Lock, index: int, rows: int, tokens: int) -> LockStage:
     """Return a stage of a lock with other numbers of rows and tokens, drawn in the same order."""
     stage = lock.stages[index]
-    drawn = rows_by_source(Stage(rows, stage.counts), lock.schedule().table(index))
+    drawn = rows_by_source(ScheduleStage(rows, stage.counts), lock.schedule().table(index))
     return msgspec.structs.replace(stage, rows=rows, tokens=tokens, rows_by_source=drawn)
 
 

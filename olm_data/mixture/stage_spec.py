@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from olm_data.config.convert import parse
-from olm_data.config.hints import Count, Needs, Reader
+from olm_data.config.hints import Count, Needs, ReadBy
 from olm_data.config.strict_yaml import MAX_BYTES
 from olm_data.config.values import KeyPath, Values
 from olm_data.counts import MAX_COUNT, MAX_SEQUENCE_LENGTH
@@ -172,7 +172,7 @@ Epochs = Annotated[dict[str, Annotated[Fraction, Meta(gt=0)]], Meta(min_length=1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def name_of(kind: str) -> Reader:
+def name_of(kind: str) -> ReadBy:
     """Return the annotation of the name of a source, stage or group (`kind`)."""
 
     def read(name: Any) -> str:
@@ -183,7 +183,7 @@ def name_of(kind: str) -> Reader:
             )
         return name
 
-    return Reader(read, f"a {kind} name", {"type": "string", "pattern": f"^{_NAME.pattern}$"})
+    return ReadBy(read, f"a {kind} name", {"type": "string", "pattern": f"^{_NAME.pattern}$"})
 
 
 def _file_name(name: Any) -> str:
@@ -215,7 +215,7 @@ class StageKeys:
     tokens: Count | None = None
     weights: Weights | None = None
     weights_to: Annotated[Weights | None, Needs("weights", "weights_file")] = None
-    weights_file: Annotated[str, Reader(_file_name, "a path", {"type": "string"})] | None = None
+    weights_file: Annotated[str, ReadBy(_file_name, "a path", {"type": "string"})] | None = None
     tokens_from: Annotated[dict[str, Count], Meta(min_length=1)] | None = None
     epochs: Epochs | None = None
     max_epochs: Epochs | None = None

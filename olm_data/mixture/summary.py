@@ -97,7 +97,7 @@ _RUN = (
 )
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class MixtureSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of a lock; shares and epochs as floats."""
 
     digest: str
@@ -113,9 +113,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     COLUMNS: ClassVar = {"sources": Columns(_RUN, total=True), "warnings": None}
 
 
-def summarise(lock: Lock) -> Summary:
+def summarise(lock: Lock) -> MixtureSummary:
     """Return the numbers of a lock."""
-    return Summary(
+    return MixtureSummary(
         digest=lock.digest,
         seed=lock.seed,
         sequence_length=lock.sequence_length,

@@ -30,7 +30,7 @@ SAMPLE = 1 << 16
 
 
 @dataclass(frozen=True)
-class Stage:
+class ScheduleStage:
     """Neighbouring rows of the run with constant shares.
 
     Attributes:
@@ -80,7 +80,7 @@ class Schedule:
         self,
         seed: int,
         sources: Sequence[tuple[str, int]],
-        stages: Sequence[Stage],
+        stages: Sequence[ScheduleStage],
         order: Order = Shuffled(),  # noqa: B008 - frozen
     ) -> None:
         if not order.fits([rows for _, rows in sources]):
@@ -233,7 +233,7 @@ class Schedule:
         return SourceEpochs(self.seed, self.names, source, self.source_rows.take(source), epoch)
 
 
-def rows_by_source(stage: Stage, table: SlotTable) -> tuple[int, ...]:
+def rows_by_source(stage: ScheduleStage, table: SlotTable) -> tuple[int, ...]:
     """Return how many rows of each source a stage draws: whole blocks and the part of one."""
     blocks, rest = divmod(stage.rows, len(table.source))
     before = table.before(rest).tolist()

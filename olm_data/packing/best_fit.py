@@ -98,7 +98,7 @@ def pack_best_fit(
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PiecesByRow:
     """Which pieces lie in which row.
 
     Attributes:
@@ -156,7 +156,7 @@ def fill(counts: Int64, sequence_length: int) -> tuple[list[Assignment], int]:
     return moves, rows
 
 
-def best_fit(lengths: Int64, ties: Uint64, sequence_length: int) -> Rows:
+def best_fit(lengths: Int64, ties: Uint64, sequence_length: int) -> PiecesByRow:
     """Pack pieces into rows, best-fit decreasing.
 
     Args:
@@ -181,7 +181,7 @@ def best_fit(lengths: Int64, ties: Uint64, sequence_length: int) -> Rows:
     deeper += np.repeat(slot.astype(np.int32), pieces)
     order = np.empty(len(lengths), np.int64)
     order[starts[row] + deeper] = _longest_first(lengths, ties, sequence_length)
-    return Rows(order, starts)
+    return PiecesByRow(order, starts)
 
 
 def _longest_first(lengths: Int64, ties: Uint64, sequence_length: int) -> Int64:

@@ -12,7 +12,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.packing.base import Documents, PackedRows, Packing, PackingCost, cut_documents
 
 
-class Document(Packing, frozen=True):
+class DocumentPacking(Packing, frozen=True):
     """Each document in rows of its own."""
 
     name: ClassVar[str] = "document"

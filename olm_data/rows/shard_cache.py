@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from olm_data.bounded_json import digest
 from olm_data.errors import StorageError, ValidationError
 from olm_data.storage.disk import io_errors, locked, make_folder
-from olm_data.storage.process import Process, State, state_of, this_process
+from olm_data.storage.process import Process, ProcessState, state_of, this_process
 from olm_data.storage.store import Store
 
 Int64 = NDArray[np.int64]
@@ -282,7 +282,7 @@ def _in_use(name: str) -> bool:
     if len(fields) != 4 or not all(field.isdecimal() for field in fields[1:]):
         return False
     process = Process("", fields[0], int(fields[1]), int(fields[2]))
-    return state_of(process) in (State.running, State.stopped)
+    return state_of(process) in (ProcessState.running, ProcessState.stopped)
 
 
 def _download(

@@ -103,7 +103,7 @@ def view_document(dataset: Dataset, number: int, *, most_tokens: int | None = No
     return view_part(dataset, number, 0, min(high - low, most_tokens or high - low))
 
 
-class DatasetRows:
+class RowViews:
     """The rows that a dataset's own stream of tokens is cut into.
 
     Attributes:

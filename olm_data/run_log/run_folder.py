@@ -195,7 +195,7 @@ class Run:
         )
 
 
-class Position(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointPosition(msgspec.Struct, frozen=True, kw_only=True):
     """How far the checkpoint in `folder` has come: so many rows of the lock of that digest."""
 
     folder: str
@@ -217,7 +217,7 @@ class _State(msgspec.Struct, frozen=True):
     data_loader: _LoaderState
 
 
-def read_position(place: str) -> Position:
+def read_position(place: str) -> CheckpointPosition:
     """Read the position of a checkpoint, or of the newest one of a run; local or remote.
 
     Its weights are not looked at: whoever goes on from it checks them.
@@ -250,7 +250,7 @@ def read_position(place: str) -> Position:
             fix="give an earlier checkpoint of the run",
         ) from None
     rows = state.data_loader.rows_consumed
-    return Position(folder=store.root, lock=manifest.lock_digest, rows=rows)
+    return CheckpointPosition(folder=store.root, lock=manifest.lock_digest, rows=rows)
 
 
 def refuse_without_lock(log: RunLog) -> None:

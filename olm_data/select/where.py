@@ -24,7 +24,7 @@ from functools import lru_cache
 from math import isfinite
 from typing import Annotated, Any, ClassVar, NoReturn
 
-from olm_data.config.hints import Reader
+from olm_data.config.hints import ReadBy
 from olm_data.errors import UsageError, printable, quoted
 
 MOST_CHARACTERS, MOST_NODES, MOST_DEPTH = 16_384, 4_096, 64
@@ -330,5 +330,5 @@ def _read(text: Any) -> Node:
     return parse(text)
 
 
-Condition = Annotated[Node, Reader(_read, "a condition", {"type": "string"})]
+Condition = Annotated[Node, ReadBy(_read, "a condition", {"type": "string"})]
 """An expression of a configuration, parsed where it is read."""

@@ -60,7 +60,7 @@ async def bounded(request: Any, handler: Any) -> Any:
     most = MOST_ERROR if answer.status >= 300 else MOST_ANSWER
     if asked and answer.status < 300:
         most = int(asked[2]) - int(asked[1]) + 1
-    answer.content = Bounded(answer, answer.content, most)
+    answer.content = BoundedBody(answer, answer.content, most)
     return answer
 
 
@@ -74,7 +74,7 @@ def one_attempt(session: Any) -> Any:
     return session
 
 
-class Bounded:
+class BoundedBody:
     """A stream of aiohttp's that gives up to `most` bytes.
 
     Args:

@@ -87,7 +87,7 @@ def _kind(scheme: str) -> type[Service]:
     if scheme in ("memory", "hf"):
         from olm_data.storage import plain
 
-        return plain.Memory if scheme == "memory" else plain.Hub
+        return plain.MemoryStore if scheme == "memory" else plain.Hub
     kind: type[Service] = plugins.load("olm_data.services", scheme)
     return kind
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from olm_data.errors import InputError, OlmError, ResourceError, printable
-from olm_data.storage.process import Process, State, state_of, this_process
+from olm_data.storage.process import Process, ProcessState, state_of, this_process
 
 MAX_SHOWN = 200
 """Characters of a path that a message shows where the path is too long for the system."""
@@ -274,7 +274,7 @@ def _alive(handle: int) -> bool:
     if len(fields) != 4 or not (fields[2].isdecimal() and fields[3].isdecimal()):
         return time.time() - os.fstat(handle).st_mtime < _JUST_MADE
     process = Process(fields[0], fields[1], int(fields[2]), int(fields[3]))
-    return state_of(process) in (State.running, State.stopped)
+    return state_of(process) in (ProcessState.running, ProcessState.stopped)
 
 
 def _prefix(parent: Path | None) -> str:

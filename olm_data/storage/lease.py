@@ -34,7 +34,7 @@ from olm_data.decoding import decode_typed
 from olm_data.errors import ConflictError, OlmError, printable
 from olm_data.storage.disk import io_errors, make_folder
 from olm_data.storage.objects import RemoteFailure
-from olm_data.storage.process import Process, State, batch_job, state_of, this_process
+from olm_data.storage.process import Process, ProcessState, batch_job, state_of, this_process
 from olm_data.storage.store import Store
 
 
@@ -488,10 +488,10 @@ class _Watch:
         data = found.data if found is not None else None
         record = Record.decode(data) if data is not None else None
         self.holder = str(record) if record else f"lease {number} cannot be read"
-        state = State.elsewhere if record is None else state_of(record.process)
+        state = ProcessState.elsewhere if record is None else state_of(record.process)
         if record is not None:
             again = record.job == self._job != "" and record.attempt < self._attempt
-            if record.released or state is State.dead or again:
+            if record.released or state is ProcessState.dead or again:
                 return 0.0
         now, takeover = time.monotonic(), record.takeover if record else self._takeover
         self.first = self._seen is None
@@ -499,9 +499,9 @@ class _Watch:
             return None  # a sign of life, or somebody else was faster
         if self.first:
             self._seen, self._since = (number, data), now
-            if record is not None and state is not State.elsewhere:  # one clock for both
+            if record is not None and state is not ProcessState.elsewhere:  # one clock for both
                 age = max(0.0, now - record.clock)
-                if state is State.running and age < 2 * takeover / BEATS:
+                if state is ProcessState.running and age < 2 * takeover / BEATS:
                     return None
                 self._since = now - age
         return max(0.0, self._since + takeover - now)

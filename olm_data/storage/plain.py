@@ -19,7 +19,7 @@ from olm_data.storage.service import Condition, GetResult, Refusal, Service, bas
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
-class Memory(Service):
+class MemoryStore(Service):
     """The memory of this process; see `Service`."""
 
     def __init__(self, scheme: str, options: Options) -> None:

@@ -19,7 +19,7 @@ _PROC = Path("/proc")
 _STATE, _STARTED = 0, 19  # fields of /proc/PID/stat after the name, proc(5)
 
 
-class State(StrEnum):
+class ProcessState(StrEnum):
     """What is known of a process."""
 
     running = "running"
@@ -60,20 +60,20 @@ def machine() -> str:
     return hashlib.sha256(f"{boot}\n{namespace}".encode()).hexdigest()[:16]
 
 
-def state_of(process: Process) -> State:
+def state_of(process: Process) -> ProcessState:
     """Return what this machine knows of a process."""
     if process.machine != machine():
-        return State.elsewhere
+        return ProcessState.elsewhere
     try:
         os.kill(process.pid, 0)
     except ProcessLookupError:
-        return State.dead
+        return ProcessState.dead
     except PermissionError:  # another user's
         pass
     state, started = _stat(process.pid)
     if state in ("Z", "X") or (started and process.started and started != process.started):
-        return State.dead
-    return State.stopped if state in ("T", "t") else State.running
+        return ProcessState.dead
+    return ProcessState.stopped if state in ("T", "t") else ProcessState.running
 
 
 def _stat(pid: int) -> tuple[str, int]:

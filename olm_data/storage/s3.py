@@ -26,18 +26,18 @@ from olm_data.errors import UsageError, words
 from olm_data.extras import install, needs
 from olm_data.redaction import echoes, hold
 from olm_data.storage import service
-from olm_data.storage.async_http import Bounded, Sending, bounded, event_loop, one_attempt, run
+from olm_data.storage.async_http import BoundedBody, Sending, bounded, event_loop, one_attempt, run
 from olm_data.storage.objects import Object, Options, RemoteFailure, Upload
 from olm_data.storage.plaintext_warning import warn_plaintext
 from olm_data.storage.service import (
     WRITER,
     Condition,
     CredentialEcho,
+    FileSlice,
     GetResult,
-    Part,
     Refusal,
+    SentPart,
     Service,
-    Slice,
 )
 
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
@@ -66,7 +66,7 @@ def make_client(options: Options) -> Any:
 
         async def send(self, request: Any) -> Any:
             answer = await super().send(request)
-            if not isinstance(answer.raw.content, Bounded):  # another way to send than is known
+            if not isinstance(answer.raw.content, BoundedBody):  # another way to send than is known
                 raise UsageError("this version of aiobotocore cannot be used", fix=install("s3"))
             return answer
 
@@ -235,11 +235,11 @@ class S3(Service):
     def begin(self, bucket: str, key: str, path: Path) -> str:
         return str(self._call("create_multipart_upload", bucket, Key=key)["UploadId"])
 
-    def send(self, upload: Upload, bucket: str, number: int, body: Slice) -> Part:
+    def send(self, upload: Upload, bucket: str, number: int, body: FileSlice) -> SentPart:
         named = {"Key": upload.key, "UploadId": upload.id, "PartNumber": number}
         answer, proved = self._sent("upload_part", bucket, body, **named)
         sums = {k: v for k, v in answer.items() if k.startswith("ChecksumC")}
-        return Part({"PartNumber": number, "ETag": answer["ETag"]} | sums, proved)
+        return SentPart({"PartNumber": number, "ETag": answer["ETag"]} | sums, proved)
 
     def complete(self, upload: Upload, bucket: str, parts: Sequence[Any]) -> None:
         named = {"Key": upload.key, "UploadId": upload.id, "MultipartUpload": {"Parts": parts}}

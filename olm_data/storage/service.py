@@ -45,7 +45,7 @@ class Condition(NamedTuple):
     writer: str
 
 
-class Part(NamedTuple):
+class SentPart(NamedTuple):
     """A part that was sent: what the completion is told of it; whether it is proved to be there."""
 
     told: Any
@@ -139,7 +139,7 @@ class Service(ABC):
         """Begin an upload of a file in parts; return its id."""
         raise NotImplementedError
 
-    def send(self, upload: Upload, bucket: str, number: int, body: Slice) -> Part:
+    def send(self, upload: Upload, bucket: str, number: int, body: FileSlice) -> SentPart:
         """Send part `number` (from 1) of an upload; again replaces it."""
         raise NotImplementedError
 
@@ -194,7 +194,7 @@ class Seekable(io.RawIOBase):
         return self._at
 
 
-class Slice(Seekable):
+class FileSlice(Seekable):
     """Bytes [start, stop) of an open file, read at positions of its own: no copy, any thread."""
 
     def __init__(self, handle: int, start: int, stop: int) -> None:

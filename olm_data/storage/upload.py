@@ -23,7 +23,7 @@ from olm_data.errors import ConflictError, StorageError
 from olm_data.storage import bucket as bounds
 from olm_data.storage.bucket import PIECE, Bucket
 from olm_data.storage.objects import RemoteFailure, Upload, other_bytes
-from olm_data.storage.service import Part, Service, Slice
+from olm_data.storage.service import FileSlice, SentPart, Service
 
 WITHIN = 6 * 3600.0
 """Seconds after which no attempt to send a whole file starts."""
@@ -72,12 +72,12 @@ def _in_parts(bucket: Bucket, key: str, path: Path, size: int, sha256: str) -> b
     begun, stopped = bucket.begin(key, path), threading.Event()
     handle = os.open(path, os.O_RDONLY)
 
-    def send(number: int) -> Part:
+    def send(number: int) -> SentPart:
         start = (number - 1) * part
         stop = min(size, start + part)
 
-        def once(here: Service) -> Part:
-            return here.send(begun, bucket.name, number, Slice(handle, start, stop))
+        def once(here: Service) -> SentPart:
+            return here.send(begun, bucket.name, number, FileSlice(handle, start, stop))
 
         return bucket.ask("upload_part", key, once, stopped=stopped)[0]
 
@@ -106,8 +106,8 @@ def _in_parts(bucket: Bucket, key: str, path: Path, size: int, sha256: str) -> b
 
 
 def _beside(
-    send: Callable[[int], Part], numbers: range, at_a_time: int, stopped: threading.Event
-) -> list[Part]:
+    send: Callable[[int], SentPart], numbers: range, at_a_time: int, stopped: threading.Event
+) -> list[SentPart]:
     """Send parts, several at a time; after an error no further one begins."""
     with ThreadPoolExecutor(at_a_time) as pool:
         try:
@@ -118,7 +118,7 @@ def _beside(
             raise
 
 
-def _complete(bucket: Bucket, begun: Upload, sent: list[Part], size: int, sha256: str) -> bool:
+def _complete(bucket: Bucket, begun: Upload, sent: list[SentPart], size: int, sha256: str) -> bool:
     told = [part.told for part in sent]
     try:
         bucket.ask(

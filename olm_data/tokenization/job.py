@@ -42,7 +42,7 @@ from olm_data.tokenization.dedup import (
     write_keys,
 )
 from olm_data.tokenization.near_duplicates import find_band_keys
-from olm_data.tokenization.pipeline import Pipeline
+from olm_data.tokenization.pipeline import TaskPipeline
 from olm_data.tokenization.quarantine import Quarantine
 from olm_data.tokenization.select_documents import stored_ids
 from olm_data.tokenization.task_results import TaskResult, finished_task, split_stores
@@ -218,7 +218,7 @@ class TokenizeJob(PlanJob):
         """
         pa.set_cpu_count(1)  # parallelism is the runner's
         name, settings = self.plan.shard(task), self.plan.settings
-        pipeline = Pipeline(
+        pipeline = TaskPipeline(
             inputs=self.inputs,
             read=self.read,
             excluded=self.excluded and self.excluded.fresh(),

@@ -59,7 +59,7 @@ from olm_data.tokenization.quarantine import Quarantine
 T = TypeVar("T")
 
 
-class Stage(Generic[T]):
+class TaskStage(Generic[T]):
     """Iterates over `items`, which are made in a thread of their own.
 
     The next item is made only while the items not yet done with (waiting, or the one in the
@@ -81,7 +81,7 @@ class Stage(Generic[T]):
         *,
         size: Callable[[T], int],
         limit: int,
-        after: Stage[Any] | None = None,
+        after: TaskStage[Any] | None = None,
     ) -> None:
         self.busy = 0.0
         """Seconds the stage was at work, without the time it waited for the stage before it."""
@@ -96,7 +96,7 @@ class Stage(Generic[T]):
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, daemon=True)
 
-    def __enter__(self) -> Stage[T]:
+    def __enter__(self) -> TaskStage[T]:
         self._thread.start()
         return self
 
@@ -179,7 +179,7 @@ BATCHES_AHEAD = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline:
+class TaskPipeline:
     """The stages of one task.
 
     Attributes:
@@ -230,8 +230,8 @@ class Pipeline:
         accounts = Accounts(units, self.inputs, self.read.on_invalid)
         limit = BATCHES_AHEAD * self.read.batch_bytes
         with (
-            Stage(self._read(units), size=_text_bytes, limit=limit) as hashed,
-            Stage(self._encode(hashed), size=_id_bytes, limit=limit, after=hashed) as encoded,
+            TaskStage(self._read(units), size=_text_bytes, limit=limit) as hashed,
+            TaskStage(self._encode(hashed), size=_id_bytes, limit=limit, after=hashed) as encoded,
         ):
             clock = [0.0, 0.0]
             for batch in encoded:

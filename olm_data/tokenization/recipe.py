@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from olm_data.config.convert import parse
-from olm_data.config.hints import Count, Needs, Reader
+from olm_data.config.hints import Count, Needs, ReadBy
 from olm_data.config.values import Values
 from olm_data.counts import parse_share
 from olm_data.dataset.inputs import Container, SourceRequest, SpecialPolicy
@@ -79,10 +79,10 @@ def _share(option: str, value: object) -> Fraction:
 
 
 _SHARE: dict[str, Any] = {"type": ["number", "string"]}
-Holdout = Annotated[Fraction, Reader(partial(_share, "--holdout"), "a share", _SHARE)]
-Sample = Annotated[Fraction, Reader(partial(_share, "--sample"), "a share", _SHARE)]
-OfStorage = Annotated[Options, Reader(_options, "a mapping", {"type": "object"})]
-Budget = Annotated[str, Reader(_budget, "a share or a count", {"type": ["integer", "string"]})]
+Holdout = Annotated[Fraction, ReadBy(partial(_share, "--holdout"), "a share", _SHARE)]
+Sample = Annotated[Fraction, ReadBy(partial(_share, "--sample"), "a share", _SHARE)]
+OfStorage = Annotated[Options, ReadBy(_options, "a mapping", {"type": "object"})]
+Budget = Annotated[str, ReadBy(_budget, "a share or a count", {"type": ["integer", "string"]})]
 
 
 OF_CHAT = Needs("format", value="chat")

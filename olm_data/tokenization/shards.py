@@ -22,7 +22,7 @@ from olm_data.dataset.account import InputAccount, check_accounts
 from olm_data.dataset.manifest import EVAL_TEXTS, EXCLUDED, MAX_IDS
 from olm_data.dataset.plan import TEXT_BYTES_PER_TOKEN, Plan, Version
 from olm_data.errors import ResourceError
-from olm_data.progress import Progress, Window, forecast
+from olm_data.progress import Progress, RateWindow, forecast
 from olm_data.runners.base import Count, Runner
 from olm_data.runners.heartbeat import PARENT, RUN, Heartbeat, forget_ended
 from olm_data.storage.lease import Lease
@@ -258,7 +258,7 @@ class RunProgress:
         self._progress, self._todo = progress, np.asarray(todo, np.int64)
         self._planned = np.asarray(planned, np.int64)
         self._finished = np.zeros(len(self._planned), bool)
-        self._bytes, self._tokens = Window(), Window()
+        self._bytes, self._tokens = RateWindow(), RateWindow()
         self.counts = np.zeros((len(self._planned), len(Count)), np.int64)
         self.share = 0.0  # of the work of `todo` that is done
 

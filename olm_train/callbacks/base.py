@@ -35,7 +35,7 @@ from olm_train.callbacks.notice import Event
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manager import CheckpointManager
 from olm_train.checkpoint.manifest import Kind
-from olm_train.checkpoint.resume import Run
+from olm_train.checkpoint.resume import ResumableRun
 from olm_train.distributed.preempt import Preemption, StopRequest
 from olm_train.distributed.stop_file import StopFile
 from olm_train.distributed.world import World
@@ -46,7 +46,7 @@ DATA_WAIT = "data wait"
 """Name of the range around taking a batch, in a trace."""
 
 
-class TrainingRun(Run, Protocol):
+class TrainingRun(ResumableRun, Protocol):
     """What a callback may use of the `Trainer`, which alone changes it, and is derived from it.
 
     Args:

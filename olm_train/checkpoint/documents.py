@@ -53,7 +53,7 @@ def encoded(value: JsonObject) -> bytes:
     return json.dumps(value, indent=1).encode() + b"\n"
 
 
-class Origin(msgspec.Struct, frozen=True):
+class RunOrigin(msgspec.Struct, frozen=True):
     """What a run began with: another run's checkpoint, exported weights, or a foreign model.
 
     Attributes:
@@ -94,7 +94,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     data_loader: JsonObject
     data_loaders: tuple[JsonObject, ...] | msgspec.UnsetType = msgspec.UNSET
     callbacks: dict[str, JsonObject]
-    origin: Origin | None = None
+    origin: RunOrigin | None = None
 
     @property
     def batch_sizes(self) -> StepSizes:

@@ -27,7 +27,7 @@ from olm_train.checkpoint.manifest import (
     MANIFEST,
     STATE,
     TENSORS,
-    Manifest,
+    CheckpointManifest,
     candidates,
     no_checkpoint,
     step_of,
@@ -49,7 +49,7 @@ class Checkpoint:
     """
 
     store: Store
-    manifest: Manifest
+    manifest: CheckpointManifest
 
     @property
     def folder(self) -> str:
@@ -233,7 +233,7 @@ def open_checkpoint(folder: str | os.PathLike[str], world: World) -> Checkpoint:
         ValidationError: it is incomplete or damaged; the message names the files.
     """
     store = Store(folder)
-    manifest = world.on_main(lambda: Manifest.read(store))
+    manifest = world.on_main(lambda: CheckpointManifest.read(store))
     wrong = [
         problem
         for part in world.gather(manifest.problems(store, share=world.rank, shares=world.size))

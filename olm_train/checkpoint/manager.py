@@ -48,8 +48,8 @@ from olm_train.checkpoint.manifest import (
     LOCK,
     MERGE,
     STATE,
+    CheckpointManifest,
     Kind,
-    Manifest,
     folder_name,
     remove_checkpoint,
     swept,
@@ -57,7 +57,7 @@ from olm_train.checkpoint.manifest import (
 from olm_train.checkpoint.merged import Merge
 from olm_train.checkpoint.policy import CheckpointerConfig, LoadPolicy, LoadStrategy, removable
 from olm_train.checkpoint.resume import (
-    Run,
+    ResumableRun,
     StartingPoint,
     begin,
     documents_of_callbacks,
@@ -87,7 +87,7 @@ class CheckpointManager:
         fence: the run's lease on the save folder; None: it is not held.
     """
 
-    def __init__(self, run: Run, config: CheckpointerConfig) -> None:
+    def __init__(self, run: ResumableRun, config: CheckpointerConfig) -> None:
         self.config, self._run, world = config, run, run.train_module.world
         self.saved: dict[int, Kind] = {}
         self.fence: Fence | None = None
@@ -388,7 +388,7 @@ def _known(save_folder: str, checkpoint: Checkpoint, names: Sequence[str]) -> di
     for name in names:
         # Older than the good one, and never used:
         with contextlib.suppress(ValidationError, InputError):
-            manifest = Manifest.read(Store(save_folder).child(name))
+            manifest = CheckpointManifest.read(Store(save_folder).child(name))
             if manifest.step <= checkpoint.step:
                 known[manifest.step] = manifest.kind
     return known

@@ -109,7 +109,7 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cls(name, path.stat().st_size, sha256_file(path))
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class CheckpointManifest(msgspec.Struct, frozen=True):
     """The content of `manifest.json`.
 
     Attributes:
@@ -149,7 +149,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return {"format": FORMAT, "version": plain.pop("version"), **plain}
 
     @classmethod
-    def read(cls, checkpoint: Store) -> Manifest:
+    def read(cls, checkpoint: Store) -> CheckpointManifest:
         """Read the manifest of a checkpoint; its own digest is checked, the files are not.
 
         Args:
@@ -188,7 +188,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return manifest
 
     @classmethod
-    def _decode(cls, data: bytes, name: str, where: str) -> Manifest:
+    def _decode(cls, data: bytes, name: str, where: str) -> CheckpointManifest:
         value = decode_object(data)
         found = value.pop("digest")
         written = value["format"], value["version"]

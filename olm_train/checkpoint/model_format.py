@@ -18,7 +18,7 @@ import torch
 from olm_data import plugins
 from olm_data.errors import InputError
 from olm_data.storage.store import absolute
-from olm_train.checkpoint.documents import Origin
+from olm_train.checkpoint.documents import RunOrigin
 from olm_train.checkpoint.text_rules import TextRules
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
@@ -44,7 +44,7 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
 
     place: str
     load: Callable[[], None]
-    origin: Origin
+    origin: RunOrigin
 
 
 class ForeignModel(ABC):

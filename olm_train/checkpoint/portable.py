@@ -27,7 +27,7 @@ import torch
 
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
-from olm_data.model_folder import About
+from olm_data.model_folder import FolderConfig
 from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.documents import open_tokenizer
 from olm_train.checkpoint.load import Checkpoint, find_checkpoint, open_checkpoint
@@ -41,7 +41,7 @@ from olm_train.model.load import model_of, parse_model, refuse_size
 from olm_train.model.weights_folder import (
     MODEL,
     SUFFIX,
-    Exported,
+    ExportedWeights,
     is_exported,
     kept,
     load_exported,
@@ -72,7 +72,7 @@ def model_config(
 
 
 def evaluation_model(
-    source: Checkpoint | Exported | ForeignModel,
+    source: Checkpoint | ExportedWeights | ForeignModel,
     *,
     classes: Iterable[type] = (),
     trust: bool = False,
@@ -90,7 +90,7 @@ def evaluation_model(
     """
     if isinstance(source, ForeignModel):
         return source.build(torch.float32, attention=_ANYWHERE)
-    if isinstance(source, Exported):
+    if isinstance(source, ExportedWeights):
         model = model_of(
             source, classes=classes, trust=trust, vocab_multiple=1, attention=_ANYWHERE
         )
@@ -104,7 +104,9 @@ def evaluation_model(
     return model.eval()
 
 
-def export(checkpoint: Checkpoint, output: str | os.PathLike[str], *, trust: bool = False) -> About:
+def export(
+    checkpoint: Checkpoint, output: str | os.PathLike[str], *, trust: bool = False
+) -> FolderConfig:
     """Write the whole, unsharded weights as one safetensors file, and what belongs to them.
 
     Args:
@@ -151,7 +153,7 @@ class TrainedModel:
         trust: import classes of its own by the path that it gives.
     """
 
-    source: Checkpoint | Exported | ForeignModel
+    source: Checkpoint | ExportedWeights | ForeignModel
     name: str
     step: int | None
     recorded_lock: Lock | None
@@ -263,7 +265,7 @@ def open_portable(
     return TrainedModel(checkpoint, checkpoint.name, checkpoint.step, _lock(checkpoint), trust)
 
 
-def _lock(source: Checkpoint | Exported) -> Lock:
+def _lock(source: Checkpoint | ExportedWeights) -> Lock:
     folder, data = source.store.root, source.read_bytes(LOCK)
     if data is None:
         raise InputError(

@@ -25,7 +25,7 @@ from olm_data.config.convert import as_dict, parse
 from olm_data.config.values import Values, differences
 from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.storage.store import absolute
-from olm_train.checkpoint.documents import Origin, RunState, relative_path
+from olm_train.checkpoint.documents import RunOrigin, RunState, relative_path
 from olm_train.checkpoint.load import Checkpoint, find_checkpoint, held_elsewhere
 from olm_train.checkpoint.manifest import (
     CONFIG,
@@ -49,7 +49,7 @@ from olm_train.model.decoder import build_decoder
 from olm_train.model.load import model_of, own_parts, padded
 from olm_train.model.shards import local_blocks
 from olm_train.model.upcycle import OPTION, Slices, dense_name, put_copies, refuse_unequal
-from olm_train.model.weights_folder import Exported, is_exported, kept, load_exported
+from olm_train.model.weights_folder import ExportedWeights, is_exported, kept, load_exported
 from olm_train.optim.state import OptimizerState, create_state
 from olm_train.train_module_base import TrainModule
 
@@ -63,7 +63,7 @@ class Stateful(Protocol):
     def documents(self) -> Mapping[str, bytes]: ...
 
 
-class Run(Protocol):
+class ResumableRun(Protocol):
     """What a checkpoint holds of a run, is put into and compared with: the trainer.
 
     Attributes:
@@ -85,7 +85,7 @@ class Run(Protocol):
     step: int = 0
     max_steps: int
     stop_step: int
-    origin: Origin | None = None
+    origin: RunOrigin | None = None
     callbacks: Mapping[str, Stateful]
 
     def say(self, message: str) -> None: ...
@@ -109,12 +109,12 @@ class StartingPoint:
     step: int = 0
     resumed: bool = False
     callbacks: Mapping[str, JsonObject] = field(default_factory=dict)
-    origin: Origin | None = None
+    origin: RunOrigin | None = None
     changes: tuple[str, ...] = ()
     folder: str | None = None
 
 
-def record(run: Run, *, callbacks: bool = True) -> RunState:
+def record(run: ResumableRun, *, callbacks: bool = True) -> RunState:
     """Return what `train.json` holds of a run, with the states of its callbacks or without.
 
     Every rank calls it.
@@ -146,7 +146,7 @@ CALLBACKS = "callbacks"
 """Part of the tensors of a checkpoint, beside "model" and "optim"."""
 
 
-def tensors_of_callbacks(run: Run) -> FlatState:
+def tensors_of_callbacks(run: ResumableRun) -> FlatState:
     """Return the tensors that callbacks keep, by names that begin with `callbacks.NAME.`."""
     return {
         f"{CALLBACKS}.{name}.{key}": tensor
@@ -158,7 +158,7 @@ def tensors_of_callbacks(run: Run) -> FlatState:
 _OWN_NAMES = {MANIFEST, POINTER, STATE, CONFIG, LOCK, TOKENIZER, MERGE}
 
 
-def documents_of_callbacks(run: Run) -> dict[str, bytes]:
+def documents_of_callbacks(run: ResumableRun) -> dict[str, bytes]:
     """Return the files that callbacks want in a checkpoint, by name.
 
     Raises:
@@ -178,7 +178,7 @@ def documents_of_callbacks(run: Run) -> dict[str, bytes]:
     return found
 
 
-def _hand_out(checkpoint: Checkpoint, taken: Iterable[str], run: Run) -> None:
+def _hand_out(checkpoint: Checkpoint, taken: Iterable[str], run: ResumableRun) -> None:
     """Offer callbacks the tensors that they had not asked for; say what nobody takes.
 
     Args:
@@ -205,7 +205,7 @@ def _hand_out(checkpoint: Checkpoint, taken: Iterable[str], run: Run) -> None:
         )
 
 
-def _positions(run: Run) -> tuple[JsonObject, tuple[JsonObject, ...] | msgspec.UnsetType]:
+def _positions(run: ResumableRun) -> tuple[JsonObject, tuple[JsonObject, ...] | msgspec.UnsetType]:
     """Return the state of rank 0's data loader, and that of each rank where they differ."""
     loader = run.data_loader
     if loader.lock is not None:  # the same on each, and for any number of ranks
@@ -215,7 +215,7 @@ def _positions(run: Run) -> tuple[JsonObject, tuple[JsonObject, ...] | msgspec.U
     return first, tuple(states) if any(other != first for other in others) else msgspec.UNSET
 
 
-def _position_here(checkpoint: Checkpoint, state: RunState, run: Run) -> JsonObject:
+def _position_here(checkpoint: Checkpoint, state: RunState, run: ResumableRun) -> JsonObject:
     """Return the state of this rank's data loader.
 
     Raises:
@@ -246,7 +246,7 @@ def _position_here(checkpoint: Checkpoint, state: RunState, run: Run) -> JsonObj
     return state.data_loaders[world.rank]
 
 
-def begin(policy: LoadPolicy, run: Run) -> StartingPoint:
+def begin(policy: LoadPolicy, run: ResumableRun) -> StartingPoint:
     """Return the start of a run whose save folder has no checkpoint; every rank calls it.
 
     That is with what lies at `load_path`, else with initial weights: they are drawn by
@@ -296,10 +296,10 @@ def begin(policy: LoadPolicy, run: Run) -> StartingPoint:
             )
     run.say(f"beginning with {place}, step {step:,}")
     path = relative_path(place, run.save_folder)
-    return replace(start, origin=Origin(path, step, digest), folder=place)
+    return replace(start, origin=RunOrigin(path, step, digest), folder=place)
 
 
-def resume(checkpoint: Checkpoint, run: Run, *, optim_state: bool = True) -> StartingPoint:
+def resume(checkpoint: Checkpoint, run: ResumableRun, *, optim_state: bool = True) -> StartingPoint:
     """Return the start at a checkpoint as `start_at` does, and say what has changed since."""
     start, was = start_at(checkpoint, run, optim_state=optim_state), checkpoint.state
     done = start.step >= run.stop_step
@@ -315,7 +315,9 @@ def resume(checkpoint: Checkpoint, run: Run, *, optim_state: bool = True) -> Sta
     return start
 
 
-def start_at(checkpoint: Checkpoint, run: Run, *, optim_state: bool = True) -> StartingPoint:
+def start_at(
+    checkpoint: Checkpoint, run: ResumableRun, *, optim_state: bool = True
+) -> StartingPoint:
     """Return the start at a checkpoint; every rank calls it. The data loader is put there.
 
     Raises:
@@ -348,7 +350,7 @@ def start_at(checkpoint: Checkpoint, run: Run, *, optim_state: bool = True) -> S
     )
 
 
-def _load(checkpoint: Checkpoint, run: Run, *, optim_state: bool, callbacks: bool) -> None:
+def _load(checkpoint: Checkpoint, run: ResumableRun, *, optim_state: bool, callbacks: bool) -> None:
     """Put the tensors of a checkpoint in place; callbacks have taken over their states."""
     module, optimizer = run.train_module, run.optimizer_state
     if optim_state:
@@ -379,7 +381,7 @@ def _refuse_other_sizes(checkpoint: Checkpoint, state: RunState, loader: DataLoa
         _refuse([f"batch sizes up to step {step:,}: {old} -> {new}"], checkpoint)
 
 
-def _config_of(checkpoint: Checkpoint, run: Run) -> JsonObject:
+def _config_of(checkpoint: Checkpoint, run: ResumableRun) -> JsonObject:
     """Return the configuration of a checkpoint in plain values, as the run's own has them.
 
     Fields of the model that the release which saved it did not know have the defaults of the run's
@@ -444,7 +446,7 @@ def mapping_of(
     return given
 
 
-def upcycled(source: Checkpoint | Exported, module: TrainModule) -> Callable[[], None]:
+def upcycled(source: Checkpoint | ExportedWeights, module: TrainModule) -> Callable[[], None]:
     """Return what puts the weights of a dense model in place; every rank calls it.
 
     Raises:
@@ -454,7 +456,7 @@ def upcycled(source: Checkpoint | Exported, module: TrainModule) -> Callable[[],
     config = module.model_config
     if type(config) is not DecoderConfig:
         raise UsageError("only a Decoder can begin with a dense model", where=OPTION)
-    if isinstance(source, Exported):
+    if isinstance(source, ExportedWeights):
         model = model_of(source, vocab_multiple=config.vocab_multiple)
         dense, tensors = model.config, dict(kept(model))
     else:
@@ -464,7 +466,7 @@ def upcycled(source: Checkpoint | Exported, module: TrainModule) -> Callable[[],
     refuse_unequal(dense, config)
 
     def read(name: str, where: Slices) -> Tensor:
-        if isinstance(source, Exported):
+        if isinstance(source, ExportedWeights):
             return tensors[name][where]
         rows, *others = where
         place = (source.tensors, source.index, f"model.{name}")

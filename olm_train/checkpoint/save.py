@@ -34,9 +34,9 @@ from olm_train.checkpoint.manifest import (
     MANIFEST,
     MERGE,
     TENSORS,
+    CheckpointManifest,
     FileEntry,
     Kind,
-    Manifest,
     MisnamedError,
     OtherVersionError,
     clear_files,
@@ -203,7 +203,7 @@ class _Save:
             clear_files(final, self.fence)
         return False
 
-    def _is_same(self, there: Manifest) -> bool:
+    def _is_same(self, there: CheckpointManifest) -> bool:
         """Whether the merge that is there is this one, of this run or of one before it: steps
         repeated after a kill lead to it.
 
@@ -260,7 +260,7 @@ class _Save:
         for name, data in contents.documents.items():
             write_durable(partial / name, data)
             entries.append(self._measured(name))
-        manifest = Manifest(
+        manifest = CheckpointManifest(
             contents.step,
             contents.kind,
             contents.lock_digest,
@@ -309,7 +309,7 @@ class _Save:
         write_pointer(self.store, self.contents.step)
 
 
-def _intact(checkpoint: Store) -> Manifest | None:
+def _intact(checkpoint: Store) -> CheckpointManifest | None:
     """Return the manifest of a checkpoint that verifies, None where there is none.
 
     Raises:
@@ -317,7 +317,7 @@ def _intact(checkpoint: Store) -> Manifest | None:
         MisnamedError: the folder has the name of another step.
     """
     try:
-        there = Manifest.read(checkpoint)
+        there = CheckpointManifest.read(checkpoint)
     except (OtherVersionError, MisnamedError):
         raise
     except ValidationError:

@@ -226,7 +226,7 @@ def digest_of(batches: Sequence[Batch]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Share(Batch):
+class ContextShare(Batch):
     """One rank's tokens of a micro-batch of b rows of S tokens: n = b * S / degree of them.
 
     `input_ids` and `labels` are int64 [1, n], its own, in the order of the micro-batch; so are
@@ -244,10 +244,12 @@ class Share(Batch):
     whole: Batch
     places: Tensor
     rank: int
-    contexts: Callable[[Share], Sequence[Any]]
+    contexts: Callable[[ContextShare], Sequence[Any]]
 
     @classmethod
-    def take(cls, whole: Batch, rank: int, contexts: Callable[[Share], Sequence[Any]]) -> Share:
+    def take(
+        cls, whole: Batch, rank: int, contexts: Callable[[ContextShare], Sequence[Any]]
+    ) -> ContextShare:
         """Return the tokens of a rank; the host does not wait for the device.
 
         Args:
@@ -296,7 +298,7 @@ class Share(Batch):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Slice(Batch):
+class SequenceSlice(Batch):
     """One rank's tokens of a micro-batch, or of a share of one: S / degree of each row of S.
 
     `input_ids` and `labels` are int64 [b, S / degree], `weights` int32. All else is that of the
@@ -313,7 +315,7 @@ class Slice(Batch):
     degree: int
 
     @classmethod
-    def take(cls, whole: Batch, rank: int, degree: int) -> Slice:
+    def take(cls, whole: Batch, rank: int, degree: int) -> SequenceSlice:
         """Return the tokens of a rank.
 
         Raises:

@@ -283,7 +283,7 @@ class DataLoader(DataLoaderBase):
             self._reader,
             self._steps,
             range(self.step, self._steps_there),
-            Slice(
+            RankSlice(
                 self._microbatch_rows, self.rank, self.world_size, self._neighbours, self._dealing
             ),
             self.phases(),
@@ -514,7 +514,7 @@ _FORESEEN = 1 << 16
 
 
 @dataclass(frozen=True)
-class Slice:
+class RankSlice:
     """Which rows of a step one rank reads, and in what pieces.
 
     Attributes:
@@ -535,7 +535,7 @@ def read_steps(
     reader: RowReader,
     schedule: Steps,
     steps: range,
-    part: Slice,
+    part: RankSlice,
     phases: Sequence[Phase],
     *,
     pin: bool,
@@ -588,7 +588,7 @@ def _rows_of_ranks(
     return np.concatenate(numbers), schedule.kept.rows(np.concatenate(kept))
 
 
-def _prefetch(reader: RowReader, schedule: Steps, chunk: range, stop: int, part: Slice) -> None:
+def _prefetch(reader: RowReader, schedule: Steps, chunk: range, stop: int, part: RankSlice) -> None:
     """Tell the reader which rows all ranks of this machine need in the steps of `chunk` and on.
 
     The look ahead goes on behind these steps, so that what they do not need is fetched in time.

@@ -81,7 +81,10 @@ def choose(
     """
     if machine.world_size == 1:
         return module, [f"parallel: {goal}: one rank, nothing to share"]
-    run, room = Run(model, module, machine, sequence_lengths, micro_batches), machine.room(goal)
+    run, room = (
+        SharedRun(model, module, machine, sequence_lengths, micro_batches),
+        machine.room(goal),
+    )
     ways = run.ways(module)
     tried, notes = [way for way in ways if not way.offloaded], list[str]()
     for more in range(1, 1 + len(run.free)):
@@ -104,7 +107,7 @@ def choose(
 
 
 @dataclass(frozen=True)
-class Run:
+class SharedRun:
     """A run that ranks are to share.
 
     Attributes:

@@ -32,7 +32,7 @@ from olm_train.model.attention_backend import (
 from olm_train.model.attention_dense import MATH, SDPA
 from olm_train.model.attention_flex import FLEX
 from olm_train.model.attention_varlen import FLASH, VARLEN
-from olm_train.model.layers import Linear
+from olm_train.model.layers import LinearLayer
 from olm_train.model.norm import NormPart
 from olm_train.model.part import FP32, Params, Saved, Sizes, require
 from olm_train.model.rope import rotate
@@ -82,10 +82,10 @@ class Attention(nn.Module):
         self.heads = (sizes.n_heads, sizes.kv_heads, sizes.kv_heads)
         self.attend, self.scores = attention_backend(config.backend).attend, config.scores(sizes)
         parts = tuple(heads * self.head_dim for heads in self.heads)
-        self.w_qkv = Linear(
+        self.w_qkv = LinearLayer(
             sizes.d_model, sum(parts), parts=parts, bias=config.bias is not None, **factory
         )
-        self.w_out = Linear(parts[0], sizes.d_model, bias=config.bias == "all", **factory)
+        self.w_out = LinearLayer(parts[0], sizes.d_model, bias=config.bias == "all", **factory)
         self.norm_whole = config.qk_norm == "full"
         self.over_all: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__
         q_size, k_size, _ = parts if self.norm_whole else (self.head_dim,) * 3

@@ -122,7 +122,7 @@ class Use(NamedTuple):
     softcap: bool = False
 
 
-class Refusal(NamedTuple):
+class BackendRefusal(NamedTuple):
     """Why a back-end cannot do what it is asked to, and what to type instead."""
 
     why: str
@@ -200,7 +200,7 @@ class AttentionBackend:
 
     prepare: Callable[[DocumentLayout], Any]
     attend: Attend
-    refusal: Callable[[Use], Refusal | None] = lambda use: None
+    refusal: Callable[[Use], BackendRefusal | None] = lambda use: None
 
     def require(self, name: str, use: Use) -> None:
         """Check that this back-end, called `name`, can be used so.

@@ -32,7 +32,7 @@ def block_causal_mask(doc_start: Tensor, window: int | None = None) -> Tensor:
     return (causal & own_document)[:, None]
 
 
-class Documents:
+class DenseDocuments:
     """The context of a micro-batch on a CPU, whose documents are attended one by one.
 
     No tuple, which would be compiled anew for each micro-batch: a compiled block takes the mask.
@@ -69,14 +69,14 @@ class Documents:
         return torch.cat(out, dim=1).view_as(q)
 
 
-def _sdpa_prepare(layout: DocumentLayout) -> Documents | Tensor | None:
+def _sdpa_prepare(layout: DocumentLayout) -> DenseDocuments | Tensor | None:
     if layout.queries is not None:
         return layout.queries.mask(layout.window)
     doc_start, window = layout.doc_start, layout.window
     if doc_start is None:
         return None
     if doc_start.is_cpu and not torch.compiler.is_compiling():
-        documents = Documents(doc_start, window)
+        documents = DenseDocuments(doc_start, window)
         if documents.worth_it:
             return documents
     return block_causal_mask(doc_start, window)
@@ -132,9 +132,9 @@ def _math_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: S
 
 
 def _sdpa_attend(
-    q: Tensor, k: Tensor, v: Tensor, context: Documents | Tensor | None, scores: Scores
+    q: Tensor, k: Tensor, v: Tensor, context: DenseDocuments | Tensor | None, scores: Scores
 ) -> Tensor:
-    if isinstance(context, Documents):
+    if isinstance(context, DenseDocuments):
         if not torch.compiler.is_compiling():
             return context.attend(_sdpa_attend, q, k, v, scores)
         context = context.mask()

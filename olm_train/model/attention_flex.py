@@ -17,9 +17,9 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from olm_train.model.attention_backend import (
     AttentionBackend,
+    BackendRefusal,
     DocumentLayout,
     Queries,
-    Refusal,
     Scores,
     Use,
 )
@@ -100,10 +100,10 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return CompiledByKind(function)
 
 
-def _refusal(use: Use) -> Refusal | None:
+def _refusal(use: Use) -> BackendRefusal | None:
     if use.device.type == "cuda" or not use.training:
         return None
-    return Refusal(
+    return BackendRefusal(
         f"FlexAttention has no backward pass on {use.device.type}",
         "use sdpa",
     )

@@ -22,9 +22,9 @@ from olm_data.errors import UsageError
 from olm_train.model.attention_backend import (
     MAX_DOCUMENTS,
     AttentionBackend,
+    BackendRefusal,
     DocumentLayout,
     Queries,
-    Refusal,
     Scores,
     Use,
 )
@@ -164,8 +164,8 @@ class _Within(torch.autograd.Function):
 
 def kernel_backend(
     load: Callable[[], Kernel],
-    unavailable: Callable[[], Refusal | None],
-    uncapped: Callable[[], Refusal | None] = lambda: None,
+    unavailable: Callable[[], BackendRefusal | None],
+    uncapped: Callable[[], BackendRefusal | None] = lambda: None,
 ) -> AttentionBackend:
     """A back-end around a kernel that is loaded when it is first used.
 
@@ -199,23 +199,25 @@ def kernel_backend(
             out = context.kernel(q_flat, k_flat, v_flat, context, scores)
         return out.unflatten(0, q.shape[:2])  # [b, S, H, D]
 
-    def refusal(use: Use) -> Refusal | None:
+    def refusal(use: Use) -> BackendRefusal | None:
         return unavailable() or (uncapped() if use.softcap else None) or kernel_refusal(use)
 
     return AttentionBackend(prepare, attend, refusal)
 
 
-def kernel_refusal(use: Use) -> Refusal | None:
+def kernel_refusal(use: Use) -> BackendRefusal | None:
     """Why FlashAttention kernels cannot do this, whichever package they come from."""
     if use.device.type != "cuda":
-        return Refusal(f"its kernels need a CUDA device, this is {use.device.type}", "use sdpa")
+        return BackendRefusal(
+            f"its kernels need a CUDA device, this is {use.device.type}", "use sdpa"
+        )
     if use.dtype not in (torch.bfloat16, torch.float16):
-        return Refusal(
+        return BackendRefusal(
             f"its kernels compute in 16 bits, not in {str(use.dtype).removeprefix('torch.')}",
             "set train_module.dp_config.param_dtype=bfloat16, or use sdpa",
         )
     if use.head_dim > MAX_HEAD_DIM or use.head_dim % 8:
-        return Refusal(
+        return BackendRefusal(
             f"heads of {use.head_dim}: its kernels take multiples of 8 up to {MAX_HEAD_DIM}",
             "change model.head_dim, or use flex",
         )
@@ -248,26 +250,26 @@ def _flash_kernel() -> Kernel:
     return flash_kernel(_flash_function())
 
 
-def _no_flash() -> Refusal | None:
+def _no_flash() -> BackendRefusal | None:
     if flash_module() is not None:
         return None
-    return Refusal(
+    return BackendRefusal(
         "neither flash_attn_interface (version 3) nor flash_attn (version 2) is installed",
         "use varlen, which is FlashAttention 2 inside torch, or install flash-attn",
     )
 
 
-def _no_cap_in_torch() -> Refusal:
-    return Refusal(
+def _no_cap_in_torch() -> BackendRefusal:
+    return BackendRefusal(
         "torch's varlen_attn has no soft cap of attention (model.attention.softcap)",
         "use flex, or flash with the package flash-attn",
     )
 
 
-def _no_cap_in_flash() -> Refusal | None:
+def _no_cap_in_flash() -> BackendRefusal | None:
     if "softcap" in inspect.signature(_flash_function()).parameters:
         return None
-    return Refusal(
+    return BackendRefusal(
         "this version of flash-attn has no soft cap of attention (model.attention.softcap)",
         "install flash-attn 2.6 or later, or use flex",
     )

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from olm_data.model_folder import About
+from olm_data.model_folder import FolderConfig
 from olm_train.model.attention import attention_backend
 from olm_train.model.attention_backend import DocumentLayout, Shifted, Use
 from olm_train.model.config import DecoderConfig
@@ -186,7 +186,7 @@ class Decoder(nn.Module):
         config = self.config
         return self.make_head(table.weight.to(dtype), config.vocab_size, config.head.softcap)
 
-    def save(self, folder: str | os.PathLike[str], tokenizer: object = None) -> About:
+    def save(self, folder: str | os.PathLike[str], tokenizer: object = None) -> FolderConfig:
         """Write the model to a folder: safetensors and JSON, no pickle; `load_model` reads it.
 
         What the folder held before is replaced in one stroke: a process that is killed here leaves

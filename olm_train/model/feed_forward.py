@@ -11,7 +11,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from olm_data.config.convert import Config
-from olm_train.model.layers import Linear
+from olm_train.model.layers import LinearLayer
 from olm_train.model.part import Params, Saved, Sizes
 from olm_train.model.tap import NO_TAP, Tap
 
@@ -34,8 +34,8 @@ class GatedFeedForward(nn.Module):
         super().__init__()
         self.gelu = activation == "gelu"
         parts = (hidden_size, hidden_size)
-        self.w_gate_up = Linear(d_model, sum(parts), parts=parts, bias=bias, **factory)
-        self.w_down = Linear(hidden_size, d_model, bias=bias, **factory)
+        self.w_gate_up = LinearLayer(d_model, sum(parts), parts=parts, bias=bias, **factory)
+        self.w_down = LinearLayer(hidden_size, d_model, bias=bias, **factory)
 
     def forward(self, x: Tensor, tap: Tap = NO_TAP) -> Tensor:
         """Map [..., d_model] to [..., d_model]; `tap` looks at activations."""
@@ -49,8 +49,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, d_model: int, hidden_size: int, *, bias: bool, **factory: Any) -> None:
         super().__init__()
-        self.w_up = Linear(d_model, hidden_size, bias=bias, **factory)
-        self.w_down = Linear(hidden_size, d_model, bias=bias, **factory)
+        self.w_up = LinearLayer(d_model, hidden_size, bias=bias, **factory)
+        self.w_down = LinearLayer(hidden_size, d_model, bias=bias, **factory)
 
     def forward(self, x: Tensor, tap: Tap = NO_TAP) -> Tensor:
         """Map [..., d_model] to [..., d_model]; `tap` looks at activations."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from olm_data.config.convert import Config
 from olm_data.config.hints import PositiveFloat
-from olm_train.model.layers import Linear
+from olm_train.model.layers import LinearLayer
 from olm_train.model.part import Sizes
 
 
@@ -60,9 +60,9 @@ class HeadConfig(Config):
     tied: bool = False
     softcap: PositiveFloat | None = None
 
-    def build(self, sizes: Sizes, **factory: Any) -> Linear | None:
+    def build(self, sizes: Sizes, **factory: Any) -> LinearLayer | None:
         """Return the matrix, None where it is the embedding table."""
-        return None if self.tied else Linear(sizes.d_model, sizes.padded_vocab_size, **factory)
+        return None if self.tied else LinearLayer(sizes.d_model, sizes.padded_vocab_size, **factory)
 
     def tables(self) -> int:
         """Number of tables with a row for each id: the embeddings', and the head's own."""

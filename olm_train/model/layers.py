@@ -22,7 +22,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
-class Linear(nn.Module):
+class LinearLayer(nn.Module):
     """y = x W^T, with a bias on request, in the dtype of x.
 
     Args:

@@ -28,7 +28,7 @@ from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.flat_form import from_flat
 from olm_train.model.presets import PARTS
-from olm_train.model.weights_folder import Exported, kept, load_exported
+from olm_train.model.weights_folder import ExportedWeights, kept, load_exported
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -67,7 +67,7 @@ def load_saved(
 
 
 def model_of(
-    found: Exported,
+    found: ExportedWeights,
     *,
     classes: Iterable[type] = (),
     trust: bool = False,

@@ -30,7 +30,7 @@ from olm_data.config.convert import as_dict
 from olm_data.config.import_path import import_path
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError, printable
-from olm_data.model_folder import CONFIG, About, ExportedFile, read_about
+from olm_data.model_folder import CONFIG, ExportedFile, FolderConfig, read_about
 from olm_data.storage.disk import io_errors, write_durable
 from olm_data.storage.store import Store, absolute
 from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
@@ -39,7 +39,7 @@ MODEL, SUFFIX = "model.safetensors", ".safetensors"
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedWeights:
     """What lies in such a folder.
 
     Attributes:
@@ -49,7 +49,7 @@ class Exported:
     """
 
     store: Store
-    about: About
+    about: FolderConfig
     weights: dict[str, Tensor]
 
     def read_bytes(self, name: str) -> bytes | None:
@@ -73,7 +73,7 @@ def kept(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def save_model(
     model: nn.Module, config: DecoderConfig, folder: str | os.PathLike[str], tokenizer: object
-) -> About:
+) -> FolderConfig:
     """Write a model as `Decoder.save` says."""
     tensors = dict(kept(model))
     if any(value.is_meta or hasattr(value, "placements") for value in tensors.values()):
@@ -131,7 +131,7 @@ def write_folder(
     name: str = MODEL,
     step: int | None = None,
     lock_digest: str | None = None,
-) -> About:
+) -> FolderConfig:
     """Write weights and what belongs to them; in place of such a model that the folder holds.
 
     Args:
@@ -162,7 +162,7 @@ def write_folder(
         for other, data in carried.items():
             write_durable(staging / other, data)
         weights, *others = (_entry(staging / each) for each in (name, *carried))
-        about = About(
+        about = FolderConfig(
             model=as_dict(config),
             model_class=import_path(model_class),
             config_class=import_path(type(config)),
@@ -196,7 +196,7 @@ def _entry(path: Path) -> ExportedFile:
     return ExportedFile(file=path.name, bytes=path.stat().st_size, sha256=sha256_file(path))
 
 
-def _publish(store: Store, staging: Path, about: About) -> None:
+def _publish(store: Store, staging: Path, about: FolderConfig) -> None:
     """Put staged files in their places, `config.json` last: readers refuse what it lacks."""
     before = {entry.file for entry in _held(store)}
     for entry in about.files:
@@ -219,7 +219,7 @@ def is_exported(place: str) -> bool:
     return place.endswith(SUFFIX) or Store(place).exists(MODEL)
 
 
-def load_exported(place: str) -> Exported:
+def load_exported(place: str) -> ExportedWeights:
     """Return saved or exported weights, on the CPU, and what lies beside them.
 
     Raises:
@@ -238,7 +238,7 @@ def load_exported(place: str) -> Exported:
             fix=f"give the {name} that `olm-train export` or model.save wrote, {CONFIG} beside it",
         ) from error
     try:
-        return Exported(store, about, load(data))
+        return ExportedWeights(store, about, load(data))
     except SafetensorError as error:
         raise ValidationError(
             f"the weights are damaged: {printable(str(error))[:200]}", where=store.url(name)

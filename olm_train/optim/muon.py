@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from olm_data.config.hints import NonNegativeFloat, PositiveFloat
 from olm_train.distributed.world import World
-from olm_train.model.layers import Linear
+from olm_train.model.layers import LinearLayer
 from olm_train.model.mixture import Experts
 from olm_train.model.parametrization import GAINS
 from olm_train.optim.base import Decay, OptimConfig
@@ -215,7 +215,7 @@ def _inner(model: nn.Module) -> dict[str, Any]:
     return {
         f"{name}.weight": module.parts
         for name, module in model.named_modules()
-        if isinstance(module, Linear) and name.startswith("blocks.")
+        if isinstance(module, LinearLayer) and name.startswith("blocks.")
     } | {
         f"{name}.{leaf}": parts
         for name, module in model.named_modules()

@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from olm_data.config.hints import PositiveInt
 from olm_train.optim.schedule_base import (
-    Schedule,
+    LRSchedule,
     WithDecay,
     WithFinal,
     WithWarmup,
@@ -182,7 +182,7 @@ Simple = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sequential(Schedule):
+class Sequential(LRSchedule):
     """Schedules one after the other, each as if its part were a run of its own.
 
     The peak of each is the rate at which the one before ended, so the rate never jumps up.

@@ -36,7 +36,7 @@ class Position:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule(Config, ABC):
+class LRSchedule(Config, ABC):
     """A learning-rate schedule.
 
     Attributes:
@@ -67,7 +67,7 @@ class Schedule(Config, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithWarmup(Schedule):
+class WithWarmup(LRSchedule):
     """Linear warm-up from 0 to 1, then `_after`.
 
     Attributes:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from olm_data.errors import UsageError, ValidationError
 from olm_train.data.batch import Need
-from olm_train.data.dealing import Share
+from olm_train.data.dealing import ContextShare
 from olm_train.distributed.world import World
 from olm_train.model.attention import Attention
 from olm_train.model.attention_backend import (
@@ -204,7 +204,7 @@ class ContextParallel:
         ranks = mesh.group(world.rank, "cp")
         self.rank, self._group = ranks.index(world.rank), groups[ranks]
 
-    def exchange(self, share: Share, need: Need | None = None) -> Exchange:
+    def exchange(self, share: ContextShare, need: Need | None = None) -> Exchange:
         """Return the exchange of a micro-batch.
 
         Args:
@@ -214,7 +214,7 @@ class ContextParallel:
         of_all = self._group, share.places.flatten(), self.rank, self.config.degree, (rows, length)
         return Exchange(*of_all) if need is None else Spared(*of_all, need)
 
-    def contexts(self, share: Share) -> list[KeySource]:
+    def contexts(self, share: ContextShare) -> list[KeySource]:
         """Return the contexts of the layers, for one forward pass and its backward pass."""
         whole, kind = share.whole, _KINDS[self.config.exchange]
         doc_start, cu_seqlens, max_seqlen = whole.doc_start, whole.cu_seqlens, whole.max_seqlen

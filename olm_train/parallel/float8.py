@@ -2,7 +2,7 @@
 
     x, weight in bfloat16 --divided by their scales--> 8 bits --product--> bfloat16
 
-So are both products of the backward pass. A layer's product is replaced (`Linear.product`), never
+So are both products of the backward pass. A layer's product is replaced (`LinearLayer.product`), never
 the layer: weights and their names, checkpoints, optimiser and the estimate of memory are those of a
 run without it. Scales are those of the tensors at hand, a whole weight and this rank's tokens, so
 nothing is kept from step to step.
@@ -22,7 +22,7 @@ from olm_data.counts import counted
 from olm_data.errors import UsageError
 from olm_data.extras import needs
 from olm_train.model.decoder import Decoder
-from olm_train.model.layers import Linear
+from olm_train.model.layers import LinearLayer
 from olm_train.model.mixture import Experts
 
 PLACE = "train_module.float8_config"
@@ -80,7 +80,7 @@ class Float8Config(Config):
             for name, layer in block.named_modules():
                 if isinstance(layer, Experts):
                     chosen.leave("experts", name)
-                if not isinstance(layer, Linear):
+                if not isinstance(layer, LinearLayer):
                     continue
                 if number in (0, last):
                     chosen.leave("of the first and the last block", name)
@@ -152,7 +152,7 @@ class Chosen(NamedTuple):
     """Which linear layers are converted, and names within a block of others, by the reason."""
 
     recipe: str
-    converted: dict[str, Linear]
+    converted: dict[str, LinearLayer]
     left: dict[str, list[str]]
 
     def leave(self, why: str, name: str) -> None:

@@ -34,7 +34,7 @@ from olm_train.model.attention import Attention
 from olm_train.model.decoder import Decoder
 from olm_train.model.feed_forward import FeedForward, GatedFeedForward
 from olm_train.model.head import Head
-from olm_train.model.layers import Linear
+from olm_train.model.layers import LinearLayer
 from olm_train.model.loss import IGNORE_INDEX, LossSums
 from olm_train.model.loss_chunked import chunked_loss
 from olm_train.model.loss_config import LossChoice
@@ -333,12 +333,12 @@ class TensorParallel:
             self._by_rows(up, ByRows(self.ranks))
             self._by_columns(layer.w_down)
 
-    def _by_rows(self, linear: Linear, product: ByRows) -> None:
+    def _by_rows(self, linear: LinearLayer, product: ByRows) -> None:
         linear.product = product
         for name, _ in list(linear.named_parameters()):
             self._cut(linear, name, Shard(0), linear.parts)
 
-    def _by_columns(self, linear: Linear) -> None:
+    def _by_columns(self, linear: LinearLayer) -> None:
         linear.product = ByColumns(self.ranks)
         self._cut(linear, "weight", Shard(1))
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from olm_train.distributed.preempt import Preemption
     from olm_train.distributed.world import World
     from olm_train.run.config import RunConfig
-    from olm_train.run.dry_run import Plan
+    from olm_train.run.dry_run import DryRunPlan
 
 FLAGS = ("--dry-run", "--strict", "--strict-env", "--debug", "--help", "-h")
 OPTIONS = ("--preset", "--gpu", "--mfu")
@@ -275,14 +275,14 @@ def _with_threads(config: RunConfig, world: World) -> tuple[RunConfig, str]:
     return replace(config, threads=count), f"CPU threads of a rank: {count} ({why})"
 
 
-def _plan(arguments: Arguments) -> Plan:
+def _plan(arguments: Arguments) -> DryRunPlan:
     """Return what `--gpu` and `--mfu` say.
 
     Raises:
         UsageError: an unknown accelerator, or no share of its peak.
     """
     from olm_train.estimate.gpus import gpu_named
-    from olm_train.run.dry_run import Plan
+    from olm_train.run.dry_run import DryRunPlan
 
     text = arguments.options.get("--mfu", "0.4")
     try:
@@ -291,7 +291,7 @@ def _plan(arguments: Arguments) -> Plan:
         mfu = 0.0
     if not 0 < mfu <= 1:
         raise UsageError(f"--mfu is a number above 0, at most 1, not {text}", where="--mfu")
-    return Plan(gpu=gpu_named(arguments.options.get("--gpu", "h100")), mfu=mfu)
+    return DryRunPlan(gpu=gpu_named(arguments.options.get("--gpu", "h100")), mfu=mfu)
 
 
 def _rank() -> int:

@@ -43,7 +43,7 @@ from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.config import CallbacksConfig
 from olm_train.checkpoint.documents import saved_config
 from olm_train.checkpoint.load import Checkpoint
-from olm_train.checkpoint.manifest import CONFIG, MANIFEST, Manifest, candidates
+from olm_train.checkpoint.manifest import CONFIG, MANIFEST, CheckpointManifest, candidates
 from olm_train.checkpoint.merged import folder_of_paths
 from olm_train.checkpoint.model_format import ModelFormat, format_of
 from olm_train.checkpoint.policy import LoadPolicy, LoadStrategy, Vocabulary
@@ -487,7 +487,7 @@ def _saved(save_folder: str) -> JsonObject | None:
     for name in candidates(save_folder):
         store = Store(save_folder).child(name)
         try:
-            return Checkpoint(store, Manifest.read(store)).config
+            return Checkpoint(store, CheckpointManifest.read(store)).config
         except OlmError:
             continue  # it is damaged: whoever loads it says so
     return None
@@ -538,4 +538,4 @@ def _folder_of_paths(config: Path) -> Path:
     if not (folder / MANIFEST).exists():
         return folder
     store = Store(str(folder))
-    return Path(folder_of_paths(Checkpoint(store, Manifest.read(store))))
+    return Path(folder_of_paths(Checkpoint(store, CheckpointManifest.read(store))))

@@ -49,7 +49,7 @@ SHOWN_CHARACTERS = 72
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class DryRunPlan:
     """What the time and memory are planned for.
 
     Attributes:
@@ -62,14 +62,14 @@ class Plan:
 
 
 def describe(
-    config: RunConfig, world_size: int, plan: Plan | None = None, *, nodes: int = 1
+    config: RunConfig, world_size: int, plan: DryRunPlan | None = None, *, nodes: int = 1
 ) -> str:
     """Return the description of a run on `world_size` ranks of `nodes` machines.
 
     Raises:
         OlmError: what the run itself would refuse at its start: sizes, lengths, missing data.
     """
-    plan = plan or Plan()
+    plan = plan or DryRunPlan()
     here = [] if torch.cuda.is_available() else [_here(config)]
     config, chosen = config.on_device(plan.gpu.capability)
     config, why = config.fitted(Machine(world_size=world_size, nodes=nodes, memory=plan.gpu.memory))
@@ -116,7 +116,7 @@ def _threads(config: RunConfig) -> str:
     return f"CPU threads of a rank, on this machine: {count} ({why})"
 
 
-def _chosen(chosen: Mapping[str, str], plan: Plan) -> Iterator[str]:
+def _chosen(chosen: Mapping[str, str], plan: DryRunPlan) -> Iterator[str]:
     for what, why in chosen.items():
         yield f"auto on {plan.gpu.capability.name}: {what}: {why}"
 
@@ -219,7 +219,9 @@ def _pipeline(config: RunConfig, loader: DataLoader) -> Iterator[str]:
     yield from timeline.picture()
 
 
-def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -> Iterator[str]:
+def _model(
+    config: RunConfig, loader: DataLoader, world_size: int, plan: DryRunPlan
+) -> Iterator[str]:
     _, stop_step = run_length(
         loader, config.model.num_params, config.trainer.max_duration, config.trainer.hard_stop
     )
@@ -285,7 +287,7 @@ def _memory(
     loader: DataLoader,
     world_size: int,
     nodes: int,
-    plan: Plan,
+    plan: DryRunPlan,
     tensors: TrainingTensors,
 ) -> Iterator[str]:
     memory = memory_of_step(

@@ -11,7 +11,7 @@ from support.stand_in import compiled
 
 from olm_data.errors import UsageError
 from olm_data.order.prp import MAX_ROWS
-from olm_data.order.schedule import Schedule, Stage
+from olm_data.order.schedule import Schedule, ScheduleStage
 from olm_data.order.slots import slot_table
 from olm_data.packing.concat import row_span, rows_in
 
@@ -43,7 +43,7 @@ def slow_locate(
 def test_places_in_huge_runs_equal_those_of_unbounded_integers(rows: int) -> None:
     sources = [("huge", rows), ("large", 2**33 + 1), ("small", 1001)]
     stages = [(rows, [5, 3, 1]), (2 * rows + 1, [2, 5, 4])]
-    schedule = Schedule(3, sources, [Stage(n, tuple(counts)) for n, counts in stages])
+    schedule = Schedule(3, sources, [ScheduleStage(n, tuple(counts)) for n, counts in stages])
     assert schedule.total_rows == 3 * rows + 1
     picks = [0, 1, rows // 2, rows - 1, rows, rows + 1, 2 * rows, 3 * rows]
     place = schedule.locate(picks)
@@ -59,7 +59,7 @@ def test_places_in_huge_runs_equal_those_of_unbounded_integers(rows: int) -> Non
 
 @pytest.mark.parametrize("rows", HUGE)
 def test_the_inverse_finds_the_same_rows_in_huge_runs(rows: int) -> None:
-    schedule = Schedule(3, [("a", rows), ("b", rows // 2)], [Stage(2 * rows, (3, 1))])
+    schedule = Schedule(3, [("a", rows), ("b", rows // 2)], [ScheduleStage(2 * rows, (3, 1))])
     picks = np.array([0, rows // 3, rows, 2 * rows - 1])
     place = schedule.locate(picks)
     for pick, source, row in zip(picks, place.source, place.row, strict=True):
@@ -67,11 +67,11 @@ def test_the_inverse_finds_the_same_rows_in_huge_runs(rows: int) -> None:
 
 
 def test_the_largest_run_is_2_to_the_62_rows_and_one_more_is_refused() -> None:
-    schedule = Schedule(0, [("a", MAX_ROWS)], [Stage(MAX_ROWS, (1,))])
+    schedule = Schedule(0, [("a", MAX_ROWS)], [ScheduleStage(MAX_ROWS, (1,))])
     last = schedule.locate([MAX_ROWS - 1])
     assert schedule.rows_of(0, int(last.row[0])).tolist() == [MAX_ROWS - 1]
     with pytest.raises(ValueError, match="at most 2\\^62 rows"):
-        Schedule(0, [("a", 5)], [Stage(MAX_ROWS, (1,)), Stage(1, (1,))])
+        Schedule(0, [("a", 5)], [ScheduleStage(MAX_ROWS, (1,)), ScheduleStage(1, (1,))])
 
 
 def test_the_largest_slot_table_is_exact() -> None:

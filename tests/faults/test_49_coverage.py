@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.order.schedule import Schedule, Stage
+from olm_data.order.schedule import Schedule, ScheduleStage
 
 
 def assert_each_row_once_an_epoch(schedule: Schedule) -> None:
@@ -27,7 +27,7 @@ def assert_each_row_once_an_epoch(schedule: Schedule) -> None:
 @pytest.mark.parametrize("seed", [0, 20260101, 2**63 - 1])
 def test_every_row_once_an_epoch_for_all_small_sizes_at_once(seed: int) -> None:
     sources = [(f"source-{n}", n) for n in range(1, 129)]
-    rounds = [Stage(3000, (1,) * 128), Stage(40_000, tuple(range(1, 129)))]
+    rounds = [ScheduleStage(3000, (1,) * 128), ScheduleStage(40_000, tuple(range(1, 129)))]
     assert_each_row_once_an_epoch(Schedule(seed, sources, rounds))
 
 
@@ -44,11 +44,13 @@ def test_every_row_once_an_epoch_for_any_stages(
     sizes: list[int], stages: list[tuple[int, tuple[int, ...]]], seed: int
 ) -> None:
     sources = [(f"source-{i}", n) for i, n in enumerate(sizes)]
-    assert_each_row_once_an_epoch(Schedule(seed, sources, [Stage(*stage) for stage in stages]))
+    assert_each_row_once_an_epoch(
+        Schedule(seed, sources, [ScheduleStage(*stage) for stage in stages])
+    )
 
 
 def test_two_ranks_of_any_batch_size_cover_the_run_without_overlap() -> None:
-    schedule = Schedule(5, [("a", 100), ("b", 37)], [Stage(480, (2, 1))])
+    schedule = Schedule(5, [("a", 100), ("b", 37)], [ScheduleStage(480, (2, 1))])
     whole = schedule.locate(np.arange(480))
     for world, batch in ((1, 16), (2, 8), (3, 24), (4, 48), (16, 32)):
         seen = []

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from olm_data.errors import ValidationError
-from olm_data.model_folder import CONFIG, About, ExportedFile, read_about
+from olm_data.model_folder import CONFIG, ExportedFile, FolderConfig, read_about
 from olm_data.storage.store import Store
 
 WEIGHTS = ExportedFile(file="model.safetensors", bytes=3, sha256="a" * 64)
-ABOUT = About(model={"d_model": 8}, parameters=7, weights=WEIGHTS)
+ABOUT = FolderConfig(model={"d_model": 8}, parameters=7, weights=WEIGHTS)
 
 
 def put(folder: Path, **changes: object) -> Store:

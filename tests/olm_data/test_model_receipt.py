@@ -7,9 +7,9 @@ import json
 import pytest
 
 from olm_data.errors import ValidationError
-from olm_data.model_receipt import Claim, FileProof, Receipt, Verified
+from olm_data.model_receipt import FileProof, ModelClaim, ModelReceipt, Verified
 
-CLAIM = Claim(
+CLAIM = ModelClaim(
     checkpoint="c" * 64,
     dtype="bfloat16",
     shard_bytes=5,
@@ -17,7 +17,7 @@ CLAIM = Claim(
     template=None,
     context=32,
 )
-RECEIPT = Receipt(
+RECEIPT = ModelReceipt(
     claim=CLAIM,
     model_class="LlamaForCausalLM",
     parameters=7,
@@ -35,7 +35,7 @@ RECEIPT = Receipt(
 
 
 def test_a_receipt_comes_back() -> None:
-    assert Receipt.decode(RECEIPT.encode(), "here") == RECEIPT
+    assert ModelReceipt.decode(RECEIPT.encode(), "here") == RECEIPT
     assert json.loads(CLAIM.encode())["format"] == "hf"
 
 
@@ -44,4 +44,4 @@ def test_a_receipt_comes_back() -> None:
 )
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(ValidationError, match="not the receipt of an export"):
-        Receipt.decode(data, "here")
+        ModelReceipt.decode(data, "here")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.progress import LEAST_STEP, Window, forecast
+from olm_data.progress import LEAST_STEP, RateWindow, forecast
 
 steps = st.lists(st.tuples(st.floats(0.001, 5), st.integers(0, 10**9)), min_size=1, max_size=200)
 
@@ -16,7 +16,7 @@ steps = st.lists(st.tuples(st.floats(0.001, 5), st.integers(0, 10**9)), min_size
 def test_a_steady_amount_has_its_rate_whatever_the_times_of_looking(
     rate: float, gaps: list[float]
 ) -> None:
-    window, now = Window(5), 0.0
+    window, now = RateWindow(5), 0.0
     window.add(0.0, 0.0)
     for gap in gaps:
         now += gap
@@ -27,7 +27,7 @@ def test_a_steady_amount_has_its_rate_whatever_the_times_of_looking(
 
 @given(steps)
 def test_the_rate_is_never_negative_and_memory_is_bounded(steps: list[tuple[float, int]]) -> None:
-    window, now = Window(5), 0.0
+    window, now = RateWindow(5), 0.0
     for gap, amount in steps:  # amounts fall, too: a worker died and its task began again
         now += gap
         window.add(now, amount)
@@ -37,7 +37,7 @@ def test_the_rate_is_never_negative_and_memory_is_bounded(steps: list[tuple[floa
 
 
 def test_only_the_last_seconds_count() -> None:
-    window = Window(10)
+    window = RateWindow(10)
     for second in range(100):
         window.add(second, 1000 * second if second < 50 else 50_000 + second)
     assert window.rate == pytest.approx(1.0)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from olm_data.errors import OlmError
 from olm_train.data.batch import Batch
-from olm_train.data.dealing import Share
+from olm_train.data.dealing import ContextShare
 from olm_train.distributed.world import World
 from olm_train.extensions.any_model.torch_loader import TorchDataLoader
 from olm_train.model.config import DecoderConfig
@@ -156,7 +156,7 @@ def compiled_checks() -> dict[str, Run]:
 def _logits(module: TransformerTrainModule, batch: Batch) -> tuple[Tensor, Tensor]:
     """Places of this rank's tokens, and their logits."""
     (share,) = module._shares([batch])
-    assert isinstance(share, Share)
+    assert isinstance(share, ContextShare)
     with torch.no_grad():
         return share.own, share.through(module._forward, Head.logits)[0]
 

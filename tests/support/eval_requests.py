@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from olm_data.dataset.eval_set import EvalSet, Primary
-from olm_data.extensions.eval_sets.tasks import Choice, Question, Task, build
+from olm_data.extensions.eval_sets.tasks import Continuation, Question, Task, build
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "owls", "sleep"]
@@ -27,7 +27,7 @@ def make_task(
     questions = []
     for q in range(23):
         choices = [
-            Choice(words(q, q % 5 * 10), " " + words(q + n + 3, 1 + (q + n) % 6), "Answer:")
+            Continuation(words(q, q % 5 * 10), " " + words(q + n + 3, 1 + (q + n) % 6), "Answer:")
             for n in range(1 + q % 4)
         ]
         questions.append(Question(choices, q % len(choices)))

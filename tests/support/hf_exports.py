@@ -8,7 +8,7 @@ from typing import Any
 
 from support.runs import build_trainer
 
-from olm_data.model_receipt import Receipt
+from olm_data.model_receipt import ModelReceipt
 from olm_data.storage.destination import RECORD
 from olm_train.checkpoint.load import Checkpoint, open_checkpoint
 from olm_train.distributed.world import World
@@ -40,9 +40,9 @@ def trained(lock: Path, folder: Path, model: str, *more: str) -> Checkpoint:
     return open_checkpoint(folder / "step00000002", World())
 
 
-def receipt_of(folder: Path) -> Receipt:
+def receipt_of(folder: Path) -> ModelReceipt:
     """The receipt of an export."""
-    return Receipt.decode((folder / RECORD).read_bytes(), str(folder))
+    return ModelReceipt.decode((folder / RECORD).read_bytes(), str(folder))
 
 
 def read(path: Path) -> Any:

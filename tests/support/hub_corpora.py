@@ -11,8 +11,8 @@ from support.texts import given
 
 from olm_data.errors import InputError, UsageError
 from olm_data.extensions.text_stream.documents import (
-    Documents,
-    Order,
+    DocumentStream,
+    ReadingOrder,
     Slot,
     hub_corpus,
     named_corpus,
@@ -26,21 +26,23 @@ CONFIG = {"name": "sample-10BT"}
 def read_by_row_groups(texts: list[str], root: Path, tokenizer: Path) -> None:
     spec = load_tokenizer(tokenizer)
     corpus = named_corpus("fineweb-edu", spec, subset="sample-10BT")
-    assert given(corpus, Slot(), Order()) == texts
-    dealt = [given(corpus, Slot(n, 3), Order(seed=1), 1) for n in range(3)]
+    assert given(corpus, Slot(), ReadingOrder()) == texts
+    dealt = [given(corpus, Slot(n, 3), ReadingOrder(seed=1), 1) for n in range(3)]
     assert sorted(text for some in dealt for text in some) == sorted(texts)
     mirror = root / "datasets" / NAME
-    assert given(named_corpus("fineweb-edu", spec, root=str(mirror)), Slot(), Order()) == texts
+    assert (
+        given(named_corpus("fineweb-edu", spec, root=str(mirror)), Slot(), ReadingOrder()) == texts
+    )
 
 
 def read_by_its_library(texts: list[str], root: Path, tokenizer: Path) -> None:
     spec = load_tokenizer(tokenizer)
     corpus = hub_corpus(NAME, spec, arguments=CONFIG)
-    assert given(corpus, Slot(), Order()) == texts
-    dealt = [given(corpus, Slot(n, 3), Order(seed=1), 1) for n in range(3)]
+    assert given(corpus, Slot(), ReadingOrder()) == texts
+    dealt = [given(corpus, Slot(n, 3), ReadingOrder(seed=1), 1) for n in range(3)]
     assert sorted(text for some in dealt for text in some) == sorted(texts)
     other = hub_corpus(NAME, spec, arguments=CONFIG, text_column="url")
-    assert given(other, Slot(), Order())[0].startswith("https://")
+    assert given(other, Slot(), ReadingOrder())[0].startswith("https://")
 
 
 def text_by_a_function(texts: list[str], root: Path, tokenizer: Path) -> None:
@@ -54,13 +56,13 @@ def text_by_a_function(texts: list[str], root: Path, tokenizer: Path) -> None:
         return f"{row['score']}: {row['text']}"
 
     corpus = hub_corpus(NAME, spec, arguments=CONFIG, text_of=text_of)
-    reader = Documents(corpus, Slot(), Order(), 0)
+    reader = DocumentStream(corpus, Slot(), ReadingOrder(), 0)
     assert len(list(reader)) == len(texts) - 2
     assert (reader.counts["no_text"], reader.counts["invalid_utf8"]) == (1, 1)
-    assert given(corpus, Slot(), Order())[0].endswith(f": {texts[0]}")
+    assert given(corpus, Slot(), ReadingOrder())[0].endswith(f": {texts[0]}")
     wrong: Any = hub_corpus(NAME, spec, arguments=CONFIG, text_of=len)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="of type int, not a string"):
-        list(Documents(wrong, Slot(), Order(), 0))
+        list(DocumentStream(wrong, Slot(), ReadingOrder(), 0))
 
 
 def refused(texts: list[str], root: Path, tokenizer: Path) -> None:

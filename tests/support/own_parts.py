@@ -19,7 +19,7 @@ from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.feed_forward import FeedForwardPart
 from olm_train.model.head import Head
-from olm_train.model.layers import Linear
+from olm_train.model.layers import LinearLayer
 from olm_train.model.loss import LossSums, loss_sums
 from olm_train.model.loss_config import OwnLoss
 from olm_train.model.norm import NormPart
@@ -29,7 +29,7 @@ from olm_train.model.rope import Rope
 from olm_train.model.tap import NO_TAP, Tap
 from olm_train.optim.base import OptimConfig
 from olm_train.optim.groups import ParamGroup
-from olm_train.optim.schedule_base import Schedule
+from olm_train.optim.schedule_base import LRSchedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,8 @@ class Squared(nn.Module):
 
     def __init__(self, d_model: int, hidden_size: int, **factory: Any) -> None:
         super().__init__()
-        self.w_up = Linear(d_model, hidden_size, **factory)
-        self.w_down = Linear(hidden_size, d_model, **factory)
+        self.w_up = LinearLayer(d_model, hidden_size, **factory)
+        self.w_down = LinearLayer(hidden_size, d_model, **factory)
 
     def forward(self, x: Tensor, tap: Tap = NO_TAP) -> Tensor:
         return tap("w_down", self.w_down(tap("w_up", self.w_up(x)).relu().square()))
@@ -171,7 +171,7 @@ class PlainSGDConfig(OptimConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StairsConfig(Schedule):
+class StairsConfig(LRSchedule):
     """Half the rate after every so many steps.
 
     Attributes:

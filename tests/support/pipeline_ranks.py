@@ -35,7 +35,7 @@ from torch import Tensor
 from olm_data.errors import OlmError
 from olm_data.storage.store import Store
 from olm_train.checkpoint.load import Checkpoint
-from olm_train.checkpoint.manifest import Manifest
+from olm_train.checkpoint.manifest import CheckpointManifest
 from olm_train.data.batch import Batch
 from olm_train.distributed.waiting import RanksLostError, RankWatchdog
 from olm_train.distributed.world import World
@@ -235,7 +235,7 @@ def saved_values(module: TransformerTrainModule, folder: Path) -> list[str]:
     for state in module.optimizer.state.values():
         del state["calls"]
     store = Store(folder / "step00000002")
-    return [*Checkpoint(store, Manifest.read(store)).index.values]
+    return [*Checkpoint(store, CheckpointManifest.read(store)).index.values]
 
 
 def seen(module: TransformerTrainModule) -> list[tuple[Tensor, Tensor]]:

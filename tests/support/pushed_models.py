@@ -6,7 +6,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from olm_data.model_receipt import Claim, FileProof, Receipt, Verified
+from olm_data.model_receipt import FileProof, ModelClaim, ModelReceipt, Verified
 from olm_data.storage.destination import RECORD
 
 FROZEN = Path(__file__).resolve().parents[1] / "olm_train/extensions/hf/frozen"
@@ -30,8 +30,8 @@ def receipt(folder: Path, checkpoint: str = "c" * 64) -> None:
         for path in sorted(folder.iterdir())
         if path.name != RECORD
     }
-    made = Receipt(
-        claim=Claim(
+    made = ModelReceipt(
+        claim=ModelClaim(
             checkpoint=checkpoint,
             dtype="bfloat16",
             shard_bytes=5 * 10**9,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from olm_data.storage.objects import Upload
-from olm_data.storage.service import Condition, Refusal, Service, Slice
+from olm_data.storage.service import Condition, FileSlice, Refusal, Service
 
 
 def check_service(service: Service, bucket: str, folder: Path) -> None:
@@ -62,7 +62,9 @@ def check_parts(service: Service, bucket: str, prefix: str, path: Path) -> None:
     told = []
     for number, (start, stop) in enumerate([(0, half), (0, half), (half, half + 7)]):
         with open(path, "rb") as file:
-            part = service.send(upload, bucket, max(number, 1), Slice(file.fileno(), start, stop))
+            part = service.send(
+                upload, bucket, max(number, 1), FileSlice(file.fileno(), start, stop)
+            )
         told = [*told[: max(number, 1) - 1], part.told]
     with pytest.raises(FileNotFoundError):
         service.head(bucket, key)

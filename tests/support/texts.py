@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from olm_data.extensions.text_stream.documents import Corpus, Documents, Order, Slot
+from olm_data.extensions.text_stream.documents import Corpus, DocumentStream, ReadingOrder, Slot
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 
@@ -24,9 +24,11 @@ def write_texts(folder: Path, sizes: Sequence[int]) -> list[str]:
     return texts
 
 
-def given(corpus: Corpus, slot: Slot, order: Order, epoch: int = 0) -> list[str]:
+def given(corpus: Corpus, slot: Slot, order: ReadingOrder, epoch: int = 0) -> list[str]:
     """Return the texts that a reader is given in an epoch."""
-    return [spelled(corpus.tokenizer, doc.ids) for doc in Documents(corpus, slot, order, epoch)]
+    return [
+        spelled(corpus.tokenizer, doc.ids) for doc in DocumentStream(corpus, slot, order, epoch)
+    ]
 
 
 def spelled(tokenizer: TokenizerSpec, ids: np.ndarray) -> str:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from olm_data.storage.store import Store
 from olm_train.checkpoint.load import Checkpoint
-from olm_train.checkpoint.manifest import Kind, Manifest
+from olm_train.checkpoint.manifest import CheckpointManifest, Kind
 from olm_train.checkpoint.save import Contents, save_checkpoint
 from olm_train.data.batch import Batch
 from olm_train.distributed.world import World
@@ -198,7 +198,7 @@ def save(module: TransformerTrainModule, folder: Path, step: int = 2) -> Path:
 def load(module: TransformerTrainModule, folder: Path, step: int = 2) -> TransformerTrainModule:
     """The module, with what was saved in `folder` in any layout; every rank calls it."""
     store = Store(folder / f"step{step:08}")
-    checkpoint = Checkpoint(store, Manifest.read(store))
+    checkpoint = Checkpoint(store, CheckpointManifest.read(store))
     make_room(module.model, module.optimizer, checkpoint.names("optim"))
     state = module.state_dict()
     checkpoint.load_tensors(state, module.world)

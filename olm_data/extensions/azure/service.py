@@ -23,7 +23,15 @@ from olm_data.storage import service
 from olm_data.storage.async_http import event_loop, guarded, one_attempt, run
 from olm_data.storage.objects import Object, Options, Upload
 from olm_data.storage.plaintext_warning import warn_plaintext
-from olm_data.storage.service import WRITER, Condition, GetResult, Part, Refusal, Service, Slice
+from olm_data.storage.service import (
+    WRITER,
+    Condition,
+    FileSlice,
+    GetResult,
+    Refusal,
+    SentPart,
+    Service,
+)
 
 BLOCK = 16 << 20  # bytes
 _WRITER = WRITER.replace("-", "_")  # a name of metadata is an identifier
@@ -81,11 +89,11 @@ class Azure(Service):
     def begin(self, bucket: str, key: str, path: Path) -> str:
         return uuid.uuid4().hex  # blocks need no beginning, only names of their own
 
-    def send(self, upload: Upload, bucket: str, number: int, body: Slice) -> Part:
+    def send(self, upload: Upload, bucket: str, number: int, body: FileSlice) -> SentPart:
         name, data = f"{upload.id}-{number:05d}", body.read()
         blob = self._blob(bucket, upload.key)
         self._run(blob.stage_block(name, data, len(data), validate_content=True), len(data))
-        return Part(name, proved=True)
+        return SentPart(name, proved=True)
 
     def complete(self, upload: Upload, bucket: str, parts: Sequence[Any]) -> None:
         from azure.storage.blob import BlobBlock

@@ -51,7 +51,7 @@ LOW_ROOM = 10 << 30
 MOST_SKEW, SKEW_WORTH_A_NOTE = 900, 60  # seconds; S3 refuses above the first
 
 
-class Finding(msgspec.Struct, frozen=True):
+class PlaceFinding(msgspec.Struct, frozen=True):
     """What one check found: `fail` stops work there, `note` is good to know."""
 
     check: str
@@ -60,12 +60,12 @@ class Finding(msgspec.Struct, frozen=True):
     fix: str = ""
 
 
-class Report(msgspec.Struct, frozen=True):
+class PlaceReport(msgspec.Struct, frozen=True):
     """All findings about a place; `ok` where nothing failed."""
 
     place: str
     ok: bool
-    findings: list[Finding]
+    findings: list[PlaceFinding]
 
     @property
     def exit_code(self) -> int:
@@ -75,7 +75,7 @@ class Report(msgspec.Struct, frozen=True):
         return (StorageError if is_remote(self.place) else ResourceError).exit_code
 
 
-def examine(place: str) -> Report:
+def examine(place: str) -> PlaceReport:
     """Try out a folder or URL as the output of a run.
 
     Raises:
@@ -88,7 +88,7 @@ def examine(place: str) -> Report:
     checks = _LOCAL
     if store.remote:
         checks = _S3 if store.bucket.scheme == "s3" else _REMOTE
-    findings: list[Finding] = []
+    findings: list[PlaceFinding] = []
     with tempfile.TemporaryDirectory() as folder:
         if not store.remote:
             parent = str(existing_parent(store.root))
@@ -103,13 +103,15 @@ def examine(place: str) -> Report:
             for check in checks:
                 name = (check.__doc__ or "").split(":")[0]
                 try:
-                    findings += [Finding(name, *rest) for rest in check(probe, Path(folder))]
+                    findings += [PlaceFinding(name, *rest) for rest in check(probe, Path(folder))]
                 except OlmError as error:
                     why = f" ({error.why})" if error.why else ""
-                    findings.append(Finding(name, "fail", f"{error.what}{why}", error.fix or ""))
+                    findings.append(
+                        PlaceFinding(name, "fail", f"{error.what}{why}", error.fix or "")
+                    )
                     break
-        findings += [Finding("delete", "note", note, "") for note in probe.notes]
-    return Report(place, all(found.state != "fail" for found in findings), findings)
+        findings += [PlaceFinding("delete", "note", note, "") for note in probe.notes]
+    return PlaceReport(place, all(found.state != "fail" for found in findings), findings)
 
 
 Verdicts = Iterator[tuple[State, str] | tuple[State, str, str]]

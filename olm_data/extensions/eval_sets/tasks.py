@@ -105,7 +105,7 @@ PRIMARY: dict[str | None, Primary] = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class Continuation:
     """A continuation that may follow a context; `unconditional`: a context that asks nothing."""
 
     context: str
@@ -117,7 +117,7 @@ class Choice:
 class Question:
     """Choices, and which of them is right."""
 
-    choices: list[Choice]
+    choices: list[Continuation]
     gold: int
 
 
@@ -232,7 +232,7 @@ def _question(line: bytes, where: str) -> Question:
             fix="give a context for all or for each choice; the first choice is number 0",
         )
     pairs = zip(contexts, found.choices, strict=True)
-    return Question([Choice(a, b, found.unconditional_context) for a, b in pairs], gold)
+    return Question([Continuation(a, b, found.unconditional_context) for a, b in pairs], gold)
 
 
 def read_ai2(place: str | os.PathLike[str], task: str) -> Task:
@@ -290,7 +290,7 @@ class _Found:
     """Requests of a question as they are met: continuations by number, in order."""
 
     label: Any
-    choices: dict[int, Choice] = field(default_factory=dict)
+    choices: dict[int, Continuation] = field(default_factory=dict)
     unconditional: dict[int, str] = field(default_factory=dict)
 
 
@@ -306,7 +306,7 @@ def _grouped(lines: Iterator[tuple[int, bytes]], where: str) -> list[Question]:
         asked = row.doc_id < UNCONDITIONAL_FROM
         own = found.setdefault(row.doc_id % UNCONDITIONAL_FROM, _Found(row.label))
         if asked:
-            choice = Choice(row.request.context, row.request.continuation)
+            choice = Continuation(row.request.context, row.request.continuation)
             own.choices.setdefault(row.idx, choice)
         else:
             own.unconditional.setdefault(row.idx, row.request.context)
@@ -322,7 +322,7 @@ def _of_ai2(number: int, found: _Found, where: str) -> Question:
             f"question {number} has no choice {right}, which is the right one", where=where
         )
     choices = [
-        Choice(each.context, each.continuation, found.unconditional.get(n))
+        Continuation(each.context, each.continuation, found.unconditional.get(n))
         for n, each in sorted(found.choices.items())
     ]
     return Question(choices, numbers.index(right))

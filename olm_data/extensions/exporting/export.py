@@ -23,7 +23,12 @@ from olm_data.decoding import convert
 from olm_data.errors import UsageError, ValidationError, suggest
 from olm_data.extensions.exporting.base import Counts, Writer
 from olm_data.extensions.exporting.samples import HuggingFace, LitData, Mds
-from olm_data.extensions.exporting.token_files import Datatrove, Megatron, MegatronMerged, OlmoCore
+from olm_data.extensions.exporting.token_files import (
+    Datatrove,
+    Megatron,
+    MegatronMerged,
+    OlmoCoreFiles,
+)
 from olm_data.printing import Columns
 from olm_data.storage.destination import (
     RECORD,
@@ -37,7 +42,7 @@ from olm_data.storage.disk import io_errors
 from olm_data.storage.output_paths import refuse_output
 
 FORMATS: dict[str, type[Writer]] = {
-    "olmo-core": OlmoCore,
+    "olmo-core": OlmoCoreFiles,
     "megatron": Megatron,
     "datatrove": Datatrove,
     "mds": Mds,

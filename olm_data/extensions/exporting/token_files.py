@@ -97,7 +97,7 @@ def token_pieces(shard: Shard) -> Iterator[np.ndarray]:
         yield shard.read(start, min(start + PIECE, tokens))
 
 
-class OlmoCore(ByShard):
+class OlmoCoreFiles(ByShard):
     """Writes `.npy` and `.csv.gz` beside it.
 
         shard-00000.npy     ids and nothing else, little-endian; not a NumPy file for all its name
@@ -224,7 +224,7 @@ class Megatron(ByShard):
     def describe(self, shard: Shard, path: Path, tokens: int) -> int:
         """Write the index."""
         with open(path.with_suffix(".idx"), "wb") as file:
-            Index(file, self.dataset.dtype, len(shard.ends)).add(shard)
+            MegatronIndex(file, self.dataset.dtype, len(shard.ends)).add(shard)
         return len(shard.ends)
 
     def _refuse_large_ids(self, index: int, shard: Shard) -> None:
@@ -256,7 +256,7 @@ class MegatronMerged(Megatron):
         with ExitStack() as opened:
             self._tokens = opened.enter_context(open(folder / f"{MERGED}.bin", "wb"))
             file = opened.enter_context(open(folder / f"{MERGED}.idx", "wb"))
-            self._index = Index(file, dataset.dtype, dataset.documents)
+            self._index = MegatronIndex(file, dataset.dtype, dataset.documents)
             self._opened = opened.pop_all()
 
     def add(self, index: int, shard: Shard) -> None:
@@ -282,7 +282,7 @@ class MegatronMerged(Megatron):
         return False
 
 
-class Index:
+class MegatronIndex:
     """An `.idx` that is written shard by shard: its three tables grow side by side.
 
     Args:

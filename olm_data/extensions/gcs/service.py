@@ -36,11 +36,11 @@ from olm_data.storage.plaintext_warning import warn_plaintext
 from olm_data.storage.service import (
     WRITER,
     Condition,
+    FileSlice,
     GetResult,
-    Part,
     Refusal,
+    SentPart,
     Service,
-    Slice,
     base64_md5,
 )
 
@@ -141,7 +141,7 @@ class Google(Service):
         self._sessions[id] = _Session(told["md5Hash"])
         return id
 
-    def send(self, upload: Upload, bucket: str, number: int, body: Slice) -> Part:
+    def send(self, upload: Upload, bucket: str, number: int, body: FileSlice) -> SentPart:
         session, kept, done = self._sessions[upload.id], body.start, False
         if session.in_doubt:
             kept, done = self._sent(upload, f"*/{body.whole}", b"")
@@ -152,7 +152,7 @@ class Google(Service):
             kept, done = self._sent(upload, span, body.read())
         if done or kept == body.stop < body.whole:
             session.in_doubt = False
-            return Part(number, proved=session.proved or not done)
+            return SentPart(number, proved=session.proved or not done)
         raise ConnectionError(f"the store has kept {kept:,} bytes of the first {body.stop:,}")
 
     def _sent(self, upload: Upload, span: str, data: bytes) -> tuple[int, bool]:

@@ -66,7 +66,7 @@ class Branch:
         return self.place.read(name, self.head, self.scratch, limit)
 
 
-class Kind(Protocol):
+class ContentKind(Protocol):
     """The rules of one kind of content; `name` is that of `Repository.kind`."""
 
     name: str

@@ -18,10 +18,10 @@ import msgspec
 from olm_data.bounded_json import MalformedJson, decode_object
 from olm_data.dataset.manifest import MANIFEST
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError, printable
-from olm_data.extensions.hub.content import CARD, MOST_CARD, Branch, Content, Kind, Watch
+from olm_data.extensions.hub.content import CARD, MOST_CARD, Branch, Content, ContentKind, Watch
 from olm_data.extensions.hub.datasets import Datasets
-from olm_data.model_folder import CONFIG, FORMAT, About, read_about
-from olm_data.model_receipt import Claim, FileProof, Receipt
+from olm_data.model_folder import CONFIG, FORMAT, FolderConfig, read_about
+from olm_data.model_receipt import FileProof, ModelClaim, ModelReceipt
 from olm_data.regular_files import MAX_WHOLE
 from olm_data.storage.destination import RECORD
 from olm_data.storage.names import refuse_escape
@@ -37,14 +37,14 @@ _TAKEN = re.compile(
 class _Named(msgspec.Struct, frozen=True, kw_only=True):
     """What the naming file says: which model it is, and what its files are."""
 
-    model: Claim | About
+    model: ModelClaim | FolderConfig
     digest: str
     files: Mapping[str, FileProof]
     last: tuple[str, ...]
 
 
 class Models:
-    """See `Kind`."""
+    """See `ContentKind`."""
 
     name = "model"
 
@@ -164,7 +164,7 @@ def _is_ours(config: bytes) -> bool:
 
 
 def _of_receipt(data: bytes, where: str) -> _Named:
-    receipt = Receipt.decode(data, where)
+    receipt = ModelReceipt.decode(data, where)
     digest = hashlib.sha256(data).hexdigest()
     return _Named(model=receipt.claim, digest=digest, files=receipt.files, last=(CONFIG, RECORD))
 
@@ -212,4 +212,4 @@ def _other(branch: Branch, why: str) -> ConflictError:
     )
 
 
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (Datasets(), Models())}
+KINDS: Mapping[str, ContentKind] = {kind.name: kind for kind in (Datasets(), Models())}

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
-from olm_data.extensions.hub.content import Kind, Watch
+from olm_data.extensions.hub.content import ContentKind, Watch
 from olm_data.extensions.hub.models import KINDS
 from olm_data.storage.destination import LocalFolder, in_the_way
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder
@@ -181,7 +181,7 @@ def _fetch(
     return kept
 
 
-def _is_there(kind: Kind, target: Path, digest: str) -> bool:
+def _is_there(kind: ContentKind, target: Path, digest: str) -> bool:
     """Whether the output is this dataset or model already.
 
     Raises:

@@ -23,7 +23,7 @@ import msgspec
 
 from olm_data.bounded_json import sha256_file
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError, printable
-from olm_data.extensions.hub.content import CARD, Branch, Content, Kind, Watch
+from olm_data.extensions.hub.content import CARD, Branch, Content, ContentKind, Watch
 from olm_data.extensions.hub.models import KINDS
 from olm_data.printing import Columns
 from olm_data.regular_files import MAX_DOCUMENT
@@ -166,7 +166,7 @@ def _place(target: str, address: str, revision: str | None) -> Repository:
     return place.at(revision)
 
 
-def _verified(kind: Kind, store: Store, watch: Watch) -> Content:
+def _verified(kind: ContentKind, store: Store, watch: Watch) -> Content:
     content = kind.read(store, store.exists)
     # what is sent last is what was verified, whatever is written to the folder meanwhile
     paths = {name: content.path(name) for name in content.last}
@@ -197,7 +197,7 @@ def _refuse_public(place: Repository) -> None:
 
 
 def _settled(
-    kind: Kind, content: Content, place: Repository, scratch: Path, notes: list[str]
+    kind: ContentKind, content: Content, place: Repository, scratch: Path, notes: list[str]
 ) -> tuple[Content, Branch]:
     """Return what goes to a branch, and the branch.
 
@@ -244,7 +244,7 @@ def _differing(content: Content, there: Mapping[str, HubFile]) -> list[str]:
 
 
 def _send(
-    kind: Kind,
+    kind: ContentKind,
     content: Content,
     place: Repository,
     rest: Sequence[str],

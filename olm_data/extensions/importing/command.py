@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from olm_data.command import Count
+from olm_data.command import CountParam
 from olm_data.commands.said import note, refuse_given, show_progress, show_read, warn
 from olm_data.counts import counted
 from olm_data.errors import UsageError, printable, typed
@@ -36,7 +36,9 @@ MIXTURES = (".yaml", ".yml", ".json", ".txt")
     "--strict-inputs", is_flag=True, help="Refuse if a file of the folders would not be imported."
 )
 @click.option("--tokens", help="MIXTURE: of the run, such as 100B, where the file does not say.")
-@click.option("--sequence-length", type=Count(1), default=2048, show_default=True, help="MIXTURE.")
+@click.option(
+    "--sequence-length", type=CountParam(1), default=2048, show_default=True, help="MIXTURE."
+)
 @click.option(
     "--data", default="./tokens", show_default=True, help="MIXTURE: folder of the datasets."
 )

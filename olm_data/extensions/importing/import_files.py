@@ -87,7 +87,7 @@ from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 
 @dataclass(frozen=True)
-class Content:
+class TokenFileContent:
     """What one pass over a token file finds.
 
     Attributes:
@@ -110,7 +110,7 @@ def scan_tokens(
     eos: int | None,
     scanned: bool,
     on_read: Callable[[int], None],
-) -> Content:
+) -> TokenFileContent:
     """Read a token file once.
 
     Args:
@@ -152,7 +152,7 @@ def scan_tokens(
         place = stop
     info = FileInfo(file.bytes, sha256.hexdigest())
     tokens = TokensSummary(file=info, crc32="".join(crc32), largest=largest)
-    return Content(tokens, ended, hashes)
+    return TokenFileContent(tokens, ended, hashes)
 
 
 def write_sidecars(
@@ -161,7 +161,7 @@ def write_sidecars(
     number: int,
     plan: str,
     borders: Borders,
-    content: Content,
+    content: TokenFileContent,
     not_ended: int,
 ) -> tuple[ShardRecord, str]:
     """Write the ends, document rows and commit record of a shard; return the record and its sha256.

@@ -19,7 +19,7 @@ from fractions import Fraction
 from typing import Annotated, Any
 
 from olm_data.config.convert import parse
-from olm_data.config.hints import Reader
+from olm_data.config.hints import ReadBy
 from olm_data.config.schema import modeline
 from olm_data.config.strict_yaml import scalar
 from olm_data.config.values import KeyPath, Values
@@ -61,7 +61,7 @@ class _OlmoCoreSource:
 
     source_name: Any
     target_ratio: Fraction
-    paths: Annotated[tuple[str, ...], Reader(_paths, "a list of paths", {"type": "array"})]
+    paths: Annotated[tuple[str, ...], ReadBy(_paths, "a list of paths", {"type": "array"})]
     max_repetition_ratio: Fraction = Fraction(1)
     max_source_fraction: Fraction = Fraction(1)
 

@@ -24,7 +24,7 @@ _BETWEEN = "\n\n"
 _BROKEN = b"\xff"  # no UTF-8: `--on-invalid replace` puts U+FFFD in its place
 
 
-class Document(InputFormat):
+class Pdf(InputFormat):
     """PDF files; columns: id (the path), pages, page_starts (offsets in bytes of the text)."""
 
     packages = ("pypdf",)
@@ -66,4 +66,4 @@ def _row(data: bytes, input: InputFile, options: ReadOptions) -> Row | NoRow:
     return {**columns, options.text_column: bytes(text)}
 
 
-DOCUMENT = Document()
+DOCUMENT = Pdf()

@@ -30,7 +30,7 @@ MOST_FACTS = 8
 """Sets and tasks, each, whose results stand at the top of a page."""
 
 
-class Score(msgspec.Struct, frozen=True):
+class TaskScore(msgspec.Struct, frozen=True):
     """The primary metric of a task, with its standard error over the questions."""
 
     metric: str
@@ -50,7 +50,7 @@ class EvaluationPoint(msgspec.Struct, frozen=True):
     step: int
     losses: dict[str, float]
     bits: dict[str, float]
-    scores: dict[str, Score]
+    scores: dict[str, TaskScore]
 
 
 class SetRow(msgspec.Struct, frozen=True):
@@ -68,15 +68,15 @@ class TaskRow(msgspec.Struct, frozen=True):
 
     name: str
     step: int
-    score: Score
-    change: Score | None
+    score: TaskScore
+    change: TaskScore | None
     bits: float | None
     questions: int
 
 
 def point(entry: Evaluation) -> EvaluationPoint:
     """Return what curves show of an evaluation."""
-    losses, bits, scores = dict[str, float](), dict[str, float](), dict[str, Score]()
+    losses, bits, scores = dict[str, float](), dict[str, float](), dict[str, TaskScore]()
     for name, values in entry.results.items():
         if (score := _score(values)) is not None:
             scores[name] = score
@@ -131,7 +131,9 @@ class EvaluationTable:
                 continue
             change = change_of(score.metric)
             mean = values.get(change)
-            changed = None if mean is None else Score(change, mean, values.get(stderr_of(change)))
+            changed = (
+                None if mean is None else TaskScore(change, mean, values.get(stderr_of(change)))
+            )
             questions = int(values.get(EVAL_QUESTIONS) or 0)
             rows.append(TaskRow(name, step, score, changed, values.get(EVAL_BPB), questions))
         return rows
@@ -147,17 +149,17 @@ class EvaluationTable:
         ]
 
 
-def _score(values: Values) -> Score | None:
+def _score(values: Values) -> TaskScore | None:
     metric = primary_of(values)
     value = None if metric is None else values[metric]
     return (
         None
         if metric is None or value is None
-        else Score(metric, value, values.get(stderr_of(metric)))
+        else TaskScore(metric, value, values.get(stderr_of(metric)))
     )
 
 
-def plus_minus(score: Score, sign: str = "") -> str:
+def plus_minus(score: TaskScore, sign: str = "") -> str:
     """Return `0.4123 ± 0.0201`; without an error where none is known."""
     error = "" if score.error is None else f" ± {score.error:.4f}"
     return f"{score.value:{sign}.4f}{error}"

@@ -80,7 +80,7 @@ MOST_CHANGES = 3
 _CHECKPOINT = re.compile(r"step([0-9]{1,18})")
 
 
-class Event(msgspec.Struct, frozen=True):
+class RunEvent(msgspec.Struct, frozen=True):
     """Something that happened after a step; `time` is 0 where it is not known."""
 
     kind: Literal["start", "end", "spike", "bad", "checkpoint"]
@@ -89,14 +89,14 @@ class Event(msgspec.Struct, frozen=True):
     text: str
 
 
-class Status(msgspec.Struct, frozen=True):
+class RunStatus(msgspec.Struct, frozen=True):
     """How a run is: a word, and more of it."""
 
     word: Literal["running", "silent", "finished", "stopped", "cancelled", "failed"]
     text: str
 
 
-def status(starts: Sequence[Start], ends: Sequence[End], last: float, now: float) -> Status:
+def status(starts: Sequence[Start], ends: Sequence[End], last: float, now: float) -> RunStatus:
     """Return how a run is.
 
     Args:
@@ -105,29 +105,29 @@ def status(starts: Sequence[Start], ends: Sequence[End], last: float, now: float
     """
     started = starts[-1].time if starts else 0.0
     if ends and ends[-1].time >= started:
-        return Status(ends[-1].reason, _ended(ends[-1]))
+        return RunStatus(ends[-1].reason, _ended(ends[-1]))
     quiet = now - max(last, started)
     if quiet > SILENT:
-        return Status("silent", f"no line for {duration(quiet)}, and no word of an end")
-    return Status("running", "")
+        return RunStatus("silent", f"no line for {duration(quiet)}, and no word of an end")
+    return RunStatus("running", "")
 
 
 def events(
     folder: Path, starts: Sequence[Start], ends: Sequence[End], notes: list[str]
-) -> tuple[list[Event], int]:
+) -> tuple[list[RunEvent], int]:
     """Return the latest events of a run, by step, and how many earlier ones there are.
 
     Args:
         notes: takes a remark on each file that cannot be read.
     """
-    found = [Event("start", start.step, start.time, _started(start)) for start in starts]
-    found += [Event("end", end.step, end.time, _ended(end)) for end in ends]
+    found = [RunEvent("start", start.step, start.time, _started(start)) for start in starts]
+    found += [RunEvent("end", end.step, end.time, _ended(end)) for end in ends]
     for path in folder.glob("step*"):
         name = _CHECKPOINT.fullmatch(path.name)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # also: removed meanwhile
             if name:
                 when = (path / "manifest.json").stat().st_mtime
-                found.append(Event("checkpoint", int(name[1]), round(when, 3), "checkpoint"))
+                found.append(RunEvent("checkpoint", int(name[1]), round(when, 3), "checkpoint"))
     files = bad_step_files(folder)
     for step, kind, path in files[-MOST_EVENTS:]:
         try:
@@ -135,7 +135,7 @@ def events(
         except (OlmError, OSError) as error:
             notes.append(f"{path.name} cannot be read: {error}")
             text = "its file cannot be read"
-        found.append(Event("bad" if kind == "bad" else "spike", step, 0.0, text))
+        found.append(RunEvent("bad" if kind == "bad" else "spike", step, 0.0, text))
     found.sort(key=lambda event: (event.step, event.time))
     earlier = max(0, len(files) - MOST_EVENTS) + max(0, len(found) - MOST_EVENTS)
     return found[-MOST_EVENTS:], earlier
@@ -175,7 +175,7 @@ MOST_SKIPPED = 1 << 20
 MOST_SOURCES = 24
 
 
-class Share(msgspec.Struct, frozen=True):
+class DrawnShare(msgspec.Struct, frozen=True):
     """A source: tokens drawn so far, and the shares of the whole that were drawn and asked for."""
 
     source: str
@@ -184,7 +184,7 @@ class Share(msgspec.Struct, frozen=True):
     asked: float
 
 
-def shares(lock: Lock, schedule: Schedule, rows: int, skipped: Sequence[Range]) -> list[Share]:
+def shares(lock: Lock, schedule: Schedule, rows: int, skipped: Sequence[Range]) -> list[DrawnShare]:
     """Return the shares of the sources drawn most, after the first `rows` rows of the run.
 
     Args:
@@ -205,7 +205,7 @@ def shares(lock: Lock, schedule: Schedule, rows: int, skipped: Sequence[Range]) 
     total, wanted = max(1, int(drawn.sum())), sum(asked) or 1
     order = sorted(range(len(drawn)), key=lambda i: (-int(drawn[i]), i))[:MOST_SOURCES]
     return [
-        Share(
+        DrawnShare(
             source=printable(lock.sources[i].name),
             tokens=int(drawn[i]) * lock.sequence_length,
             drawn=int(drawn[i]) / total,
@@ -254,13 +254,13 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
         config: the options of the run by dotted name, each as JSON.
     """
 
-    status: Status
+    status: RunStatus
     facts: list[tuple[str, str]]
     step: int
     total: int
-    events: list[Event]
+    events: list[RunEvent]
     more_events: int
-    mixture: list[Share]
+    mixture: list[DrawnShare]
     sets: list[SetRow]
     tasks: list[TaskRow]
     sample: Sample | None
@@ -454,7 +454,7 @@ class RunView:
         notes = [text for text in said if text]
         notes += [f"eval/{name}: {why}" for name, why in self._watched.wrong.items()]
         starts, ends = read_starts(self.folder, notes), read_ends(self.folder, notes)
-        mixture: list[Share] = []
+        mixture: list[DrawnShare] = []
         command, total = "", 0
         try:
             rows = self._lock_rows(starts)

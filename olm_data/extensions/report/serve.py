@@ -28,7 +28,7 @@ class _Said(msgspec.Struct, frozen=True):
     error: str
 
 
-class Server(LoopbackServer):
+class PageServer(LoopbackServer):
     """Serves the page of runs on loopback.
 
     Args:
@@ -52,7 +52,7 @@ class Server(LoopbackServer):
 
 
 class _Handler(LoopbackHandler):
-    server: Server
+    server: PageServer
 
     def do_GET(self) -> None:
         if not self.welcome():

@@ -28,7 +28,7 @@ MOST_RAISED = 10
 """Sources, and documents, that are named because they raised the loss."""
 
 
-class Piece(msgspec.Struct, frozen=True):
+class DocumentPiece(msgspec.Struct, frozen=True):
     """A piece of a document: where it comes from, how many tokens it is, how its text begins.
 
     `loss` is nats a label in that step, by the ledger; None where that does not say.
@@ -47,7 +47,7 @@ class StepRow(msgspec.Struct, frozen=True):
 
     row: int
     origin: str
-    pieces: list[Piece]
+    pieces: list[DocumentPiece]
 
 
 class StepDocuments(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,10 +162,12 @@ def _row(rows: LockRows, number: int, most_text: int, costs: _Costs) -> StepRow:
     return StepRow(number, printable(origin), pieces)
 
 
-def _piece(piece: DocumentView, most: int, loss: float | None) -> Piece:
+def _piece(piece: DocumentView, most: int, loss: float | None) -> DocumentPiece:
     name = piece.id or f"document {piece.document:,}"
     part = f"tokens {piece.start:,} to {piece.stop:,} of {piece.tokens:,}"
     origin = f"{piece.input}, {piece.position_kind} {piece.position:,}; {part}"
     text = "\n".join(map(printable, piece.text[:most].split("\n")))
     cut = len(piece.text) > most
-    return Piece(printable(name), printable(origin), piece.stop - piece.start, text, cut, loss)
+    return DocumentPiece(
+        printable(name), printable(origin), piece.stop - piece.start, text, cut, loss
+    )

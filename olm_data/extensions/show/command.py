@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from olm_data.command import CommandGroup, Count
+from olm_data.command import CommandGroup, CountParam
 from olm_data.commands.said import note, refuse_given, show_progress, warn
 from olm_data.counts import counted
 from olm_data.errors import UsageError
@@ -33,12 +33,12 @@ def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--run", metavar="RUN", help="Run to take batch sizes, skipped rows and what is past from."
     )
-    @click.option("--global-batch", type=Count(1), help="Tokens of a step, without --run.")
+    @click.option("--global-batch", type=CountParam(1), help="Tokens of a step, without --run.")
     @click.option("--skip", multiple=True, metavar="A:B", help="Rows left out, without --run.")
-    @click.option("--world", type=Count(1), help="Ranks of the run: names each row's.")
+    @click.option("--world", type=CountParam(1), help="Ranks of the run: names each row's.")
     @click.option(
         "--micro-batch-size",
-        type=Count(1),
+        type=CountParam(1),
         help="With --world: tokens of a micro-batch, without --run.",
     )
     @wraps(command)
@@ -58,7 +58,7 @@ def shown_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--full", is_flag=True, help="Show all of the text, and of the rows that see it."
         ),
-        click.option("--first", type=Count(1), help="Most of them to show."),
+        click.option("--first", type=CountParam(1), help="Most of them to show."),
     ):
         command = option(command)
     return command
@@ -143,10 +143,10 @@ def search(
 
 @show.command(short_help="Rows of a run, or of a dataset's own stream.")
 @click.argument("target", metavar="DIR|LOCK")
-@click.argument("number", type=Count(0), default=0, metavar="[ROW]")
+@click.argument("number", type=CountParam(0), default=0, metavar="[ROW]")
 @click.option(
     "--sequence-length",
-    type=Count(1),
+    type=CountParam(1),
     help=f"DIR: tokens of a row.  [default: {SEQUENCE_LENGTH}]",
 )
 @shown_options
@@ -168,15 +168,15 @@ def row(
     from olm_data.dataset.target import dataset_root, is_lock
     from olm_data.extensions.show.render import render
     from olm_data.mixture.lock import Lock
-    from olm_data.rows.views import DatasetRows, LockRows
+    from olm_data.rows.views import LockRows, RowViews
 
-    rows: LockRows | DatasetRows
+    rows: LockRows | RowViews
     if is_lock(target):
         refuse_given(("sequence_length",), "a dataset, and the lock has one")
         rows = LockRows(Lock.read(target))
     else:
         dataset = Dataset.open(dataset_root(target))
-        rows = DatasetRows(dataset, sequence_length or SEQUENCE_LENGTH)
+        rows = RowViews(dataset, sequence_length or SEQUENCE_LENGTH)
     stop = max(number + 1, min(number + (first or 1), rows.total))
     views = [rows.view(n) for n in range(number, stop)]
     if as_json:
@@ -190,8 +190,8 @@ def row(
 @click.argument("target", metavar="LOCK")
 @click.argument("number", type=int, metavar="STEP")
 @step_options
-@click.option("--rank", type=Count(0), help="With --world: only rows of this rank.")
-@click.option("--micro-batch", type=Count(0), help="With --rank: only this one, from 0.")
+@click.option("--rank", type=CountParam(0), help="With --world: only rows of this rank.")
+@click.option("--micro-batch", type=CountParam(0), help="With --rank: only this one, from 0.")
 @shown_options
 def step(
     target: str,
@@ -227,10 +227,10 @@ def step(
 
 @show.command(short_help="What the loss ledger of a run says.")
 @click.argument("run", metavar="RUN")
-@click.option("--step", "number", type=Count(1), help="A step: what raised its loss.")
+@click.option("--step", "number", type=CountParam(1), help="A step: what raised its loss.")
 @click.option("--source", help="Only this source.")
 @click.option("--document", "address", metavar="ADDRESS", help="A document: SOURCE:NUMBER.")
-@click.option("--top", type=Count(1), default=10, help="Documents shown.  [default: 10]")
+@click.option("--top", type=CountParam(1), default=10, help="Documents shown.  [default: 10]")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def ledger(
     run: str, number: int | None, source: str | None, address: str | None, top: int, as_json: bool

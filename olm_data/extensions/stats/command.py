@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from olm_data.command import Count
+from olm_data.command import CountParam
 from olm_data.commands.said import note, show_progress
 from olm_data.counts import counted
 from olm_data.errors import typed
@@ -13,7 +13,7 @@ from olm_data.printing import emit
 
 @click.command()
 @click.argument("dataset", metavar="DATASET")
-@click.option("--top", type=Count(1), default=20, show_default=True, help="Inputs listed.")
+@click.option("--top", type=CountParam(1), default=20, show_default=True, help="Inputs listed.")
 @click.option("--html", "page", help="Also write a page with pictures to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def stats(dataset: str, top: int, page: str | None, as_json: bool) -> None:

@@ -64,7 +64,7 @@ class Slot(NamedTuple):
     slots: int = 1
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class ReadingOrder(msgspec.Struct, frozen=True, kw_only=True):
     """In which order an epoch reads.
 
     Attributes:
@@ -89,7 +89,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return np.random.default_rng([self.seed, epoch, 1, *place]).permutation(count)
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EpochPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where in an epoch a reader is.
 
     Attributes:
@@ -109,15 +109,15 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     encoded: Mapping[str, int] = {}
 
 
-class Document(NamedTuple):
+class TextDocument(NamedTuple):
     """Token ids uint32 [n] of a document, with BOS and EOS, and its place."""
 
-    place: Place
+    place: EpochPlace
     ids: NDArray[np.uint32]
 
 
 class _Block(NamedTuple):
-    place: Place
+    place: EpochPlace
     texts: list[bytes]
     names: list[str]
 
@@ -125,7 +125,7 @@ class _Block(NamedTuple):
 RECORDS, DOCUMENTS = "records", "documents"
 
 
-class Documents:
+class DocumentStream:
     """Gives the documents of one reader from a place on; is iterated once.
 
     Args:
@@ -140,10 +140,15 @@ class Documents:
     """
 
     def __init__(
-        self, corpus: Corpus, slot: Slot, order: Order, epoch: int, start: Place | None = None
+        self,
+        corpus: Corpus,
+        slot: Slot,
+        order: ReadingOrder,
+        epoch: int,
+        start: EpochPlace | None = None,
     ) -> None:
         self._corpus, self._order, self._epoch = corpus, order, epoch
-        self._start = start or Place()
+        self._start = start or EpochPlace()
         numbers = order.units(len(corpus.units), epoch)
         self._whole = len(numbers) >= UNITS_A_READER * slot.slots
         self._slot = slot
@@ -163,7 +168,7 @@ class Documents:
         """Units this reader reads in the epoch."""
         return len(self._units)
 
-    def __iter__(self) -> Iterator[Document]:
+    def __iter__(self) -> Iterator[TextDocument]:
         taken = self._start.taken
         for block in self._blocks():
             place = block.place
@@ -198,7 +203,7 @@ class Documents:
                     if own <= first:
                         continue
                     if not block.texts:
-                        place = Place(unit=number, document=own - 1, read=before)
+                        place = EpochPlace(unit=number, document=own - 1, read=before)
                         block = _Block(place, [], [])
                     block.texts.append(data[ends[k] : ends[k + 1]].tobytes())
                     block.names.append(self._name(unit, int(batch.positions[k])))
@@ -221,7 +226,7 @@ class Documents:
         source = self._corpus.inputs[unit.input]
         return f"{source.path}, {source.position} {position}"
 
-    def _encode(self, block: _Block, group: list[int], taken: int) -> Iterator[Document]:
+    def _encode(self, block: _Block, group: list[int], taken: int) -> Iterator[TextDocument]:
         tokenizer = self._corpus.tokenizer
         data, offsets = concatenate(block.texts[k] for k in group)
         made = self._corpus.text_encoder.encode(data, offsets, lambda k: block.names[group[k]])
@@ -236,7 +241,7 @@ class Documents:
                 block.place, taken=taken + k, token=0, encoded=dict(self._encoded)
             )
             self._encoded[DOCUMENTS] += 1
-            yield Document(place, ids[ends[given] : ends[given + 1]])
+            yield TextDocument(place, ids[ends[given] : ends[given + 1]])
             given += 1
 
 
@@ -252,7 +257,7 @@ def _group(texts: list[bytes], order: list[int], first: int) -> list[int]:
     return group
 
 
-class Window(NamedTuple):
+class TokenWindow(NamedTuple):
     """S inputs and the token that follows.
 
     Attributes:
@@ -266,7 +271,7 @@ class Window(NamedTuple):
     cuts: NDArray[np.int64]
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a reader is.
 
     Attributes:
@@ -278,11 +283,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     epoch: Annotated[int, Meta(ge=0)] = 0
     windows: Annotated[int, Meta(ge=0)] = 0
-    place: Place = Place()
+    place: EpochPlace = EpochPlace()
     ended: bool = False
 
 
-class Counted(msgspec.Struct, frozen=True, kw_only=True):
+class EpochCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader has met in an epoch.
 
     Attributes:
@@ -300,7 +305,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
     left_over: int
 
 
-class Windows:
+class WindowStream:
     """Gives the windows of one reader, from a state to the end of its epoch; is iterated once.
 
     Args:
@@ -314,17 +319,19 @@ class Windows:
         state: after the last window that was given.
     """
 
-    def __init__(self, corpus: Corpus, length: int, slot: Slot, order: Order, state: State) -> None:
+    def __init__(
+        self, corpus: Corpus, length: int, slot: Slot, order: ReadingOrder, state: ReaderState
+    ) -> None:
         self._length, self.state = length, state
-        self._documents = Documents(corpus, slot, order, state.epoch, state.place)
+        self._documents = DocumentStream(corpus, slot, order, state.epoch, state.place)
         self._corpus = corpus
         self._left, self._alone = 0, slot.slots == 1
 
     @property
-    def counted(self) -> Counted:
+    def counted(self) -> EpochCounts:
         """What was met so far; of the whole epoch once it is over."""
         counts = self._documents.counts
-        return Counted(
+        return EpochCounts(
             records=counts[RECORDS],
             documents=counts[DOCUMENTS],
             windows=self.state.windows,
@@ -332,7 +339,7 @@ class Windows:
             left_over=self._left,
         )
 
-    def __iter__(self) -> Iterator[Window]:
+    def __iter__(self) -> Iterator[TokenWindow]:
         """Yield the windows.
 
         Raises:
@@ -342,7 +349,7 @@ class Windows:
         """
         if self.state.ended:
             return
-        waiting: deque[tuple[Document, int]] = deque()  # and where in it the next window begins
+        waiting: deque[tuple[TextDocument, int]] = deque()  # and where in it the next window begins
         there, begun = 0, self.state.place.token
         for document in self._documents:
             waiting.append((document, begun))
@@ -365,7 +372,7 @@ class Windows:
                 fix="check the text column, or the format of the files",
             )
 
-    def _cut(self, waiting: deque[tuple[Document, int]]) -> Window:
+    def _cut(self, waiting: deque[tuple[TextDocument, int]]) -> TokenWindow:
         """Take a window's S inputs from what waits, and set the state to what follows them."""
         length = self._length
         tokens, cuts, filled = np.empty(length + 1, np.uint32), list[int](), 0
@@ -382,11 +389,11 @@ class Windows:
         tokens[length] = document.ids[first + take]
         state = self.state
         place = msgspec.structs.replace(document.place, token=first + take)
-        self.state = State(epoch=state.epoch, windows=state.windows + 1, place=place)
-        return Window(state.windows, tokens, np.array(cuts, np.int64))
+        self.state = ReaderState(epoch=state.epoch, windows=state.windows + 1, place=place)
+        return TokenWindow(state.windows, tokens, np.array(cuts, np.int64))
 
 
-def row_of(window: Window) -> RowBatch:
+def row_of(window: TokenWindow) -> RowBatch:
     """Return a window as a micro-batch of one row; its id is the window's number."""
     shape = 1, len(window.tokens) - 1
     tokens = window.tokens[None]

@@ -8,7 +8,7 @@ from functools import partial
 
 import click
 
-from olm_data.command import Count
+from olm_data.command import CountParam
 from olm_data.commands.recipe_options import recipe_options
 from olm_data.commands.said import note, show_bytes, show_progress, warn
 from olm_data.config.convert import parse
@@ -26,7 +26,7 @@ MOST_ENTRIES = 1 << 31
 @recipe_options("source", "subset", "root", "split", "text_column", "separator", "delimiter")
 @click.option(
     "--vocab-size",
-    type=Count(max=MOST_ENTRIES),
+    type=CountParam(max=MOST_ENTRIES),
     default=32768,
     show_default=True,
     help="Number of entries.",

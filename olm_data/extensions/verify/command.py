@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from olm_data.command import Count
+from olm_data.command import CountParam
 from olm_data.commands.said import note, refuse_given, show_progress, show_read, warn
 from olm_data.counts import counted
 from olm_data.errors import InputError, UsageError, ValidationError, typed
@@ -17,7 +17,7 @@ from olm_data.printing import emit
 @click.command()
 @click.argument("target", metavar="DIR|LOCK|RUN")
 @click.option("--sample", help="A quick look: the share of the blocks to read, 1%; 100% is all.")
-@click.option("--seed", type=Count(0), help="Which blocks and shards.  [default: 0]")
+@click.option("--seed", type=CountParam(0), help="Which blocks and shards.  [default: 0]")
 @click.option("--deep", is_flag=True, help="Also tokenise a sample of the original text again.")
 @click.option("--root", help="With --deep: where the inputs are.  [default: where they were]")
 @click.option("--trust", is_flag=True, help="With --deep: import a source that it names.")

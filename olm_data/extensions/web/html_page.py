@@ -27,7 +27,7 @@ _CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([\w.:-]+)", re.IGN
 _HEAD = 1024
 
 
-class Page(InputFormat):
+class Html(InputFormat):
     """Files of HTML; columns: id (the file's path), title."""
 
     packages = ("resiliparse",)
@@ -99,4 +99,4 @@ def _is_text(name: str) -> bool:
         return False
 
 
-PAGE = Page()
+PAGE = Html()

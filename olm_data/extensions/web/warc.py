@@ -19,7 +19,7 @@ from olm_data.sources.rows import NoRow, Row
 _HTML = ("text/html", "application/xhtml+xml")
 
 
-class Archive(InputFormat):
+class Warc(InputFormat):
     """WARC files; columns: id (of the record), url, date, title."""
 
     packages = ("fastwarc", "resiliparse")
@@ -78,4 +78,4 @@ def _row(record: Any, text_column: str) -> Row | NoRow:
     return {**columns, text_column: page.text}
 
 
-ARCHIVE = Archive()
+ARCHIVE = Warc()

@@ -31,7 +31,7 @@ from olm_train.loss_context import LossTerms
 from olm_train.model.loss import count_valid
 from olm_train.optim.given import OptimizerLike, built, names_of
 from olm_train.optim.schedule import Constant
-from olm_train.optim.schedule_base import Schedule
+from olm_train.optim.schedule_base import LRSchedule
 from olm_train.optim.state import class_name, make_room, state_of
 from olm_train.parallel.apply import reshard, spread
 from olm_train.parallel.config import DTYPES, DataParallelConfig, DataParallelType
@@ -86,7 +86,7 @@ class BasicTrainModule(GradientStep):
         *,
         optim: Mapping[str, Any] | None = None,
         world: World | None = None,
-        scheduler: Schedule | None = None,
+        scheduler: LRSchedule | None = None,
         max_grad_norm: PositiveFloat | None = None,
         dp_config: DataParallelConfig = DDP,
         wrap_classes: Sequence[type[nn.Module]] = (),

@@ -31,7 +31,7 @@ from olm_train.model.loss import count_valid
 from olm_train.model.loss_config import LossConfig
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.given import OptimizerLike, given_optim
-from olm_train.optim.schedule_base import Schedule
+from olm_train.optim.schedule_base import LRSchedule
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import DataParallelConfig
 from olm_train.train_module import TransformerTrainModule
@@ -52,7 +52,7 @@ Chosen = Callable[[Need, DataParallelConfig], Choice]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class ModuleParts:
     """What a train module is made of, besides the model.
 
     Attributes:
@@ -68,7 +68,7 @@ class Parts:
 
     optimizer: OptimizerLike
     options: JsonObject
-    schedule: Schedule
+    schedule: LRSchedule
     grad_clip_norm: float | None
     loss: Loss | None
     wrap_classes: Sequence[type[nn.Module]]
@@ -82,7 +82,9 @@ class Parts:
     seed: int
 
 
-def train_module_of(model: nn.Module, parts: Parts, choose: Chosen) -> tuple[TrainModule, Choice]:
+def train_module_of(
+    model: nn.Module, parts: ModuleParts, choose: Chosen
+) -> tuple[TrainModule, Choice]:
     """Return the train module of a model, and how its weights are shared.
 
     Raises:
@@ -93,7 +95,7 @@ def train_module_of(model: nn.Module, parts: Parts, choose: Chosen) -> tuple[Tra
     return _any(model, parts, choose)
 
 
-def _decoder(model: Decoder, parts: Parts, choose: Chosen) -> tuple[TrainModule, Choice]:
+def _decoder(model: Decoder, parts: ModuleParts, choose: Chosen) -> tuple[TrainModule, Choice]:
     _refuse_for_decoder(parts)
     row = _row_length(model.config, parts.loader, parts.context_length)
     saving = parts.preset == "memory_efficient"
@@ -120,7 +122,7 @@ def _decoder(model: Decoder, parts: Parts, choose: Chosen) -> tuple[TrainModule,
     return TransformerTrainModule(config, model, seed=parts.seed, world=parts.world), choice
 
 
-def _any(model: nn.Module, parts: Parts, choose: Chosen) -> tuple[TrainModule, Choice]:
+def _any(model: nn.Module, parts: ModuleParts, choose: Chosen) -> tuple[TrainModule, Choice]:
     refuse_unfit(model, parts.loss or next_token_loss)
     least = parts.min_num_params
     if not parts.wrap_classes and least is None:
@@ -220,7 +222,7 @@ def next_token_loss(output: Any, labels: Tensor) -> Tensor:
     return total / count_valid(labels).clamp(min=1)
 
 
-def _refuse_for_decoder(parts: Parts) -> None:
+def _refuse_for_decoder(parts: ModuleParts) -> None:
     given = {
         "loss": parts.loss is not None,
         "wrap_classes": bool(parts.wrap_classes),

@@ -29,13 +29,13 @@ from olm_data.decoding import convert
 from olm_data.errors import ValidationError
 from olm_data.extensions.text_stream.documents import (
     Corpus,
-    Counted,
-    Order,
+    EpochCounts,
+    ReaderState,
+    ReadingOrder,
     Slot,
-    State,
     TextOf,
     Tokenizer,
-    Windows,
+    WindowStream,
     hub_corpus,
     local_corpus,
     named_corpus,
@@ -87,13 +87,13 @@ class TextDataset(IterableDataset[Batch]):
         world: World | None = None,
     ) -> None:
         self.corpus, self.context_length = corpus, context_length
-        self.order = Order(seed=seed if shuffle else None, buffer=shuffle_buffer_size)
+        self.order = ReadingOrder(seed=seed if shuffle else None, buffer=shuffle_buffer_size)
         self.skip_batches = skip_batches
         self._ranks = None if world is None else Slot(world.rank, world.size)
         # shared, so that workers that live on are told of the next epoch
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
-        self._to_load: State | None = None
-        self._windows: Windows | None = None
+        self._to_load: ReaderState | None = None
+        self._windows: WindowStream | None = None
         self._digest = digest([corpus.digest, context_length, msgspec.to_builtins(self.order)])
 
     @property
@@ -111,14 +111,16 @@ class TextDataset(IterableDataset[Batch]):
             self._to_load = None
 
     @property
-    def counted(self) -> Counted | None:
+    def counted(self) -> EpochCounts | None:
         """What this process has read in its pass so far; None before one."""
         return None if self._windows is None else self._windows.counted
 
     def __iter__(self) -> Iterator[Batch]:
-        slot, state = self._slot(), self._to_load or State(epoch=self.epoch)
+        slot, state = self._slot(), self._to_load or ReaderState(epoch=self.epoch)
         fresh, self._to_load = self._to_load is None, None
-        self._windows = windows = Windows(self.corpus, self.context_length, slot, self.order, state)
+        self._windows = windows = WindowStream(
+            self.corpus, self.context_length, slot, self.order, state
+        )
         skip = self._skipped() if fresh and state.epoch == 0 else 0
         for window in windows:
             if window.number >= skip:
@@ -127,7 +129,7 @@ class TextDataset(IterableDataset[Batch]):
 
     def state_dict(self) -> JsonObject:
         """Return where this process is: after the last row it gave."""
-        state = State(epoch=self.epoch)
+        state = ReaderState(epoch=self.epoch)
         if self._to_load is not None:
             state = self._to_load
         elif self._windows is not None and (self._windows.state.epoch == self.epoch):
@@ -162,7 +164,7 @@ class TextDataset(IterableDataset[Batch]):
                 why="documents are dealt to the workers of all ranks",
                 fix="go on with as many ranks and workers as before",
             )
-        self._to_load = convert(state["state"], State)
+        self._to_load = convert(state["state"], ReaderState)
         self._epoch[0] = self._to_load.epoch
 
     def __getstate__(self) -> dict[str, Any]:
@@ -191,7 +193,7 @@ class TextDataset(IterableDataset[Batch]):
         each, rest = divmod(self.skip_batches, worker.num_workers)
         return each + (worker.id < rest)
 
-    def _say(self, counted: Counted, epoch: int, slot: Slot) -> None:
+    def _say(self, counted: EpochCounts, epoch: int, slot: Slot) -> None:
         if not (counted.dropped or counted.left_over):
             return
         dropped = ", ".join(f"{reason} {n:,}" for reason, n in counted.dropped.items())

@@ -41,7 +41,7 @@ from olm_train.estimate.sharding import Need
 from olm_train.extensions.any_model.torch_loader import TorchDataLoader
 from olm_train.extensions.any_model.train_module import Loss
 from olm_train.extensions.auto.loader import AnyLoader, RowLength, loader_of
-from olm_train.extensions.auto.module import Parts, train_module_of
+from olm_train.extensions.auto.module import ModuleParts, train_module_of
 from olm_train.extensions.auto.strategy import (
     Choice,
     DeviceConfig,
@@ -52,7 +52,7 @@ from olm_train.extensions.auto.strategy import (
 )
 from olm_train.optim.given import OptimizerLike
 from olm_train.optim.schedule import Constant, CosineWithWarmup
-from olm_train.optim.schedule_base import Schedule
+from olm_train.optim.schedule_base import LRSchedule
 from olm_train.optim.state import name_of_class
 from olm_train.parallel.config import DataParallelConfig
 from olm_train.trainer import Trainer
@@ -120,7 +120,7 @@ class AutoTrainer:
         learning_rate: NonNegativeFloat | None = None,
         weight_decay: NonNegativeFloat | None = None,
         optim: JsonObject | None = None,
-        scheduler: Schedule | None = None,
+        scheduler: LRSchedule | None = None,
         use_warmup_cosine: bool = True,
         warmup_steps: NonNegativeInt | None = None,
         total_steps: PositiveInt | None = None,
@@ -171,7 +171,7 @@ class AutoTrainer:
                 self._say(line)
             return choice
 
-        parts = Parts(
+        parts = ModuleParts(
             optimizer=optimizer,
             options=options,
             schedule=schedule,
@@ -434,13 +434,13 @@ def peak_rate(optimizer: OptimizerLike, options: JsonObject) -> float:
 
 
 def schedule_of(
-    given: Schedule | None,
+    given: LRSchedule | None,
     peak: float,
     *,
     use_warmup_cosine: bool = True,
     warmup_steps: int | None = None,
     min_lr: float | None = None,
-) -> Schedule:
+) -> LRSchedule:
     """Return the schedule of the rate: the given one, warm-up and cosine, or none.
 
     Raises:

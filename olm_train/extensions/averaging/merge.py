@@ -27,8 +27,8 @@ from olm_train.checkpoint.manifest import (
     MERGE,
     STATE,
     TOKENIZER,
+    CheckpointManifest,
     Kind,
-    Manifest,
     step_of,
 )
 from olm_train.checkpoint.merged import Merge, MergedFrom, folder_of_paths, merge_of
@@ -157,7 +157,7 @@ def _refuse_used(place: str) -> None:
     if next(iter(store.entries()), None) is None:
         return
     try:
-        Manifest.read(store)
+        CheckpointManifest.read(store)
     except OlmError as error:
         raise ConflictError(
             "there is something else in the output already",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from olm_data.command import Command, Count, say
+from olm_data.command import Command, CountParam, say
 from olm_data.extras import needs
 from olm_data.printing import emit
 from olm_data.run_log.metric_names import (
@@ -30,7 +30,7 @@ with needs("evaluating a model"):
     from olm_train.checkpoint.portable import TrainedModel, open_portable
     from olm_train.evaluation.held_out import lines_of_groups
     from olm_train.evaluation.scoring import line_of_task
-    from olm_train.extensions.downstream.evaluation import Evaluation
+    from olm_train.extensions.downstream.evaluation import EvaluationData
     from olm_train.extensions.downstream.watched_run import (
         Watch,
         refuse_to_watch,
@@ -56,7 +56,7 @@ with needs("evaluating a model"):
 )
 @click.option(
     "--sequence-length",
-    type=Count(1),
+    type=CountParam(1),
     help="Tokens of a row.  [default: as it was trained]",
 )
 @click.option(
@@ -91,8 +91,8 @@ def main(
     with tempfile.TemporaryDirectory(prefix="evaluate-") as scratch:
         against = None if compare is None else open_portable(compare, "latest", warn, trust=trust)
 
-        def opened(found: TrainedModel) -> Evaluation:
-            evaluation = Evaluation(
+        def opened(found: TrainedModel) -> EvaluationData:
+            evaluation = EvaluationData(
                 found, data, by=by, sequence_length=sequence_length, scratch=Path(scratch)
             )
             if against is not None:

@@ -64,7 +64,7 @@ class Evaluated(msgspec.Struct, frozen=True):
     datasets: dict[str, dict[str, float]]
 
 
-class Evaluation:
+class EvaluationData:
     """Data that models are evaluated on, one model after the other.
 
     Args:

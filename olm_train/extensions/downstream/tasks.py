@@ -21,7 +21,7 @@ from olm_data.dataset.eval_set import EvalSet
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
 from olm_data.order.steps import rows_of_tokens
-from olm_data.packing.best_fit import Rows, best_fit
+from olm_data.packing.best_fit import PiecesByRow, best_fit
 from olm_train.data.batch import ROOMS, Batch, check_offsets
 from olm_train.distributed.world import World
 from olm_train.evaluation.held_out import ByLabel, require_tokenizer
@@ -88,7 +88,7 @@ class RequestRows:
         self._packed = (
             best_fit(self._inputs, numbers.astype(np.uint64), sequence_length)
             if packed
-            else Rows(numbers, np.arange(len(inputs) + 1, dtype=np.int64))
+            else PiecesByRow(numbers, np.arange(len(inputs) + 1, dtype=np.int64))
         )
         self._size = rows_of_tokens("rank_microbatch_size", microbatch, sequence_length)
         self.rows = len(self._packed.starts) - 1

@@ -32,10 +32,10 @@ from olm_data.run_log.log import Values, is_over
 from olm_data.run_log.metric_names import EVAL_TASK
 from olm_data.storage.lease import Lease, LeaseLostError, acquire
 from olm_data.storage.store import Store, absolute
-from olm_train.checkpoint.manifest import MANIFEST, Manifest, complete_folders
+from olm_train.checkpoint.manifest import MANIFEST, CheckpointManifest, complete_folders
 from olm_train.checkpoint.model_format import format_of
 from olm_train.checkpoint.portable import TrainedModel, open_portable
-from olm_train.extensions.downstream.evaluation import Evaluation
+from olm_train.extensions.downstream.evaluation import EvaluationData
 from olm_train.model.decoder import Decoder
 from olm_train.model.weights_folder import is_exported
 
@@ -102,7 +102,7 @@ class Watch:
     """
 
     run: str
-    open_data: Callable[[TrainedModel], Evaluation]
+    open_data: Callable[[TrainedModel], EvaluationData]
     say: Callable[[str], None]
     stop: Stop
     against: tuple[Decoder, str] | None = None
@@ -112,7 +112,7 @@ class Watch:
     def __post_init__(self) -> None:
         self._store = Store(self.run)
         self._results = self._store.child(EVAL)
-        self._data: Evaluation | None = None
+        self._data: EvaluationData | None = None
         self._wanted: dict[str, Measured] = {}
         self._places: dict[str, str] = {}
         self._told: set[str] = set()
@@ -268,7 +268,7 @@ class Watch:
         """Return the digest of a checkpoint's manifest; "" of one that is damaged; None: gone."""
         checkpoint = Store(self._store.url(name))
         try:
-            return Manifest.read(checkpoint).digest
+            return CheckpointManifest.read(checkpoint).digest
         except OlmError:
             return "" if checkpoint.exists(MANIFEST) else None
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import click
 
-from olm_data.command import Command, Count, say
+from olm_data.command import Command, CountParam, say
 from olm_data.errors import UsageError, shown
 from olm_data.extras import needs
 
 with needs("talking to a model"):
     from olm_train.extensions.generate.command import checked, sampling_of, sampling_options
-    from olm_train.extensions.generate.engine import Request
+    from olm_train.extensions.generate.engine import TextRequest
     from olm_train.extensions.generate.loaded import LoadedModel, of_model
     from olm_train.extensions.generate.sampling import Sampling
     from olm_train.extensions.generate.template import ChatTemplate, Message
@@ -75,7 +75,7 @@ class Chat:
         """
         self._turns.append(Message("user", text))
         try:
-            request = Request(
+            request = TextRequest(
                 prompt=self._prompt(),
                 sampling=self._sampling.after(self._answers),
                 max_new_tokens=self._max_new_tokens,
@@ -143,7 +143,7 @@ def _lines() -> Iterator[str]:
 @click.command(cls=Command)
 @of_model
 @click.option("--system", default="", help="Said before all turns.")
-@click.option("--max-new-tokens", type=Count(1), default=256, show_default=True)
+@click.option("--max-new-tokens", type=CountParam(1), default=256, show_default=True)
 @sampling_options
 @click.option("--stop", multiple=True, help="An answer ends before this; may be given again.")
 def main(

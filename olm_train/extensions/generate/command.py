@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from olm_data.bounded_json import MalformedJson, decode
-from olm_data.command import Command, Count
+from olm_data.command import Command, CountParam
 from olm_data.counts import MAX_COUNT
 from olm_data.errors import InputError, UsageError, ValidationError, shown
 from olm_data.extras import needs
@@ -32,7 +32,7 @@ from olm_data.storage.store import Store
 with needs("generating text"):
     from olm_train.checkpoint.model_format import pinned
     from olm_train.distributed.world import World, quiet_alone
-    from olm_train.extensions.generate.engine import MAX_ROWS, Generation, Request
+    from olm_train.extensions.generate.engine import MAX_ROWS, Generation, TextRequest
     from olm_train.extensions.generate.loaded import LoadedModel
     from olm_train.extensions.generate.sampling import MAX_SEED, Sampling
 
@@ -96,7 +96,7 @@ def generate(
     def write() -> list[Sample]:
         loaded = LoadedModel.open(place, checkpoint, device=world.device, trust=trust)
         writings = loaded.engine(batch).run(
-            Request(
+            TextRequest(
                 prompt=loaded.ids_of(prompt),
                 sampling=wish,
                 max_new_tokens=max_new_tokens,
@@ -179,7 +179,7 @@ def sampling_options(command: Any) -> Any:
     """Add the options of `Sampling` to a command."""
     for add in (
         click.option(
-            "--seed", type=Count(0, MAX_SEED), default=0, show_default=True
+            "--seed", type=CountParam(0, MAX_SEED), default=0, show_default=True
         ),
         click.option(
             "--repetition-penalty", type=click.FloatRange(0), default=1.0, show_default=True,
@@ -194,7 +194,7 @@ def sampling_options(command: Any) -> Any:
             help="Only the most likely tokens that make so much together.",
         ),
         click.option(
-            "--top-k", type=Count(0), default=50, show_default=True, help="0: all."
+            "--top-k", type=CountParam(0), default=50, show_default=True, help="0: all."
         ),
         click.option(
             "--temperature", type=click.FloatRange(0), default=0.8, show_default=True,
@@ -225,14 +225,14 @@ def sampling_of(options: Mapping[str, float]) -> Sampling:
     help='Many texts: a file of lines {"prompt": "..."}; prints a JSON object for each.',
 )
 @click.option(
-    "--samples", type=Count(1), default=1, show_default=True, help="Texts of each prompt."
+    "--samples", type=CountParam(1), default=1, show_default=True, help="Texts of each prompt."
 )
-@click.option("--max-new-tokens", type=Count(1), default=100, show_default=True)
+@click.option("--max-new-tokens", type=CountParam(1), default=100, show_default=True)
 @sampling_options
 @click.option("--stop", multiple=True, help="A text ends before this; more than one may be given.")
 @click.option(
     "--batch",
-    type=Count(1),
+    type=CountParam(1),
     default=MAX_ROWS,
     show_default=True,
     help="Texts at a time.",

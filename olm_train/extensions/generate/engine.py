@@ -20,7 +20,7 @@ from torch import Tensor
 
 from olm_data.errors import UsageError
 from olm_data.tokenizer.tokenizer import failure, library_errors
-from olm_train.extensions.generate.runner import Runner
+from olm_train.extensions.generate.runner import TextRunner
 from olm_train.extensions.generate.sampling import Sampling, choose
 from olm_train.extensions.generate.text import Stops, TextStream
 from olm_train.model.head import Head
@@ -53,7 +53,7 @@ class Scored(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class TextRequest:
     """A text to be written.
 
     Attributes:
@@ -100,7 +100,7 @@ class Generation:
             numbers. None: it has not.
     """
 
-    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, request: TextRequest, tokenizer: Tokenizer | None) -> None:
         self.request = request
         self.ids: list[int] = []
         self.scores: list[Scored] = []
@@ -149,7 +149,7 @@ class Engine:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: TextRunner,
         tokenizer: Tokenizer | None = None,
         *,
         ends: Collection[int] = (),
@@ -169,7 +169,7 @@ class Engine:
         """Whether `step` would do anything."""
         return bool(self._waiting or self._rows)
 
-    def add(self, request: Request) -> Generation:
+    def add(self, request: TextRequest) -> Generation:
         """Begin a text.
 
         Raises:
@@ -200,7 +200,7 @@ class Engine:
             self._remove(self._rows.index(writing))
         writing.end("length")
 
-    def run(self, requests: Iterable[Request]) -> list[Generation]:
+    def run(self, requests: Iterable[TextRequest]) -> list[Generation]:
         """Write texts to their ends; in the order of the requests."""
         writings = [self.add(request) for request in requests]
         while self.busy:
@@ -212,7 +212,7 @@ class Engine:
         """Call the model once; return the texts that have got a token or have ended.
 
         Args:
-            idle: call it even for nothing, see `Runner.idle`.
+            idle: call it even for nothing, see `TextRunner.idle`.
 
         Raises:
             WritingError: some texts cannot go on; `step` can be called again for the others.

@@ -28,7 +28,7 @@ Read = Callable[[Head, Tensor], Any]
 """What is made of the head and the normalised states [n, d_model] of one text."""
 
 
-class Runner(ABC):
+class TextRunner(ABC):
     """Texts in rows, and the logits of the token after each.
 
     Args:
@@ -103,11 +103,11 @@ class Runner(ABC):
         return logits, found
 
 
-class CachedRunner(Runner):
+class CachedRunner(TextRunner):
     """Each token goes through the model once.
 
     Args:
-        decoder, device: see `Runner`.
+        decoder, device: see `TextRunner`.
         chunk: tokens of a prompt that go through it at a time, where the prompt is alone: memory
             grows with a prompt's length and not with its square. None: each prompt in one call.
     """
@@ -164,7 +164,7 @@ class CachedRunner(Runner):
         self._cache.remove(row)
 
 
-class WholeRunner(Runner):
+class WholeRunner(TextRunner):
     """All tokens go through the model for each new one: for models that a cache does not know."""
 
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
@@ -187,11 +187,11 @@ class WholeRunner(Runner):
         del self._texts[-1]
 
 
-def runner_of(decoder: Decoder, device: torch.device, chunk: int | None = CHUNK) -> Runner:
+def runner_of(decoder: Decoder, device: torch.device, chunk: int | None = CHUNK) -> TextRunner:
     """Return the runner for a model: with a cache, unless its forward functions are its own.
 
     Args:
-        decoder, device: see `Runner`.
+        decoder, device: see `TextRunner`.
         chunk: see `CachedRunner`.
     """
     if knows_cache(decoder):

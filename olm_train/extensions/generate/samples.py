@@ -31,7 +31,7 @@ from olm_data.run_log.run_folder import (
 from olm_train.callbacks.evaluations import EvaluationSteps
 from olm_train.checkpoint.documents import open_tokenizer, tokenizer_of_data
 from olm_train.data.base import require_lock
-from olm_train.extensions.generate.engine import Engine, Request
+from olm_train.extensions.generate.engine import Engine, TextRequest
 from olm_train.extensions.generate.loaded import PromptIds
 from olm_train.extensions.generate.runner import runner_of
 from olm_train.extensions.generate.sampling import MAX_SEED, Sampling
@@ -72,7 +72,7 @@ class SamplesCallback(EvaluationSteps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._requests: list[Request] = []
+        self._requests: list[TextRequest] = []
         self._tokenizer: Tokenizer | None = None
 
     def pending(self) -> list[str]:
@@ -88,7 +88,7 @@ class SamplesCallback(EvaluationSteps):
         ids_of = PromptIds(self._tokenizer, bos, first, size, lock.folder)
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, seed=self.seed)
         self._requests = [
-            Request(prompt=ids_of(text), sampling=sampling, max_new_tokens=self.max_new_tokens)
+            TextRequest(prompt=ids_of(text), sampling=sampling, max_new_tokens=self.max_new_tokens)
             for text in self.prompts
         ]
         engine = self._engine(decoder)

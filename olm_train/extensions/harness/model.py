@@ -36,7 +36,7 @@ from olm_data.extras import needs
 from olm_train.data.batch import Batch
 from olm_train.distributed.world import World, local_device
 from olm_train.extensions.downstream.tasks import RequestRows
-from olm_train.extensions.generate.engine import MAX_ROWS, Engine, Request
+from olm_train.extensions.generate.engine import MAX_ROWS, Engine, TextRequest
 from olm_train.extensions.generate.loaded import LoadedModel
 from olm_train.extensions.generate.runner import runner_of
 from olm_train.extensions.generate.sampling import Sampling
@@ -347,7 +347,7 @@ class OlmLM(TemplateLM):
         )
         writings = [
             engine.add(
-                Request(
+                TextRequest(
                     prompt=prompt,
                     sampling=wishes.sampling.after(number),
                     max_new_tokens=wishes.max_gen_toks,

@@ -82,7 +82,7 @@ class QueryScale(Row):
 
 
 @dataclass(frozen=True)
-class Windows(Row):
+class LayerWindows(Row):
     """`layer_types` and `sliding_window`.
 
     Attributes:
@@ -183,9 +183,9 @@ class OneWindow(Row):
         return {"sliding_window": size} | ({_SWITCH: size is not None} if self.switched else {})
 
 
-WINDOWS_FROM_LAYER = Windows(_from_layer, 4096, (_SWITCH, _FIRST))
-WINDOWS_WITHOUT_ROPE = Windows(_without_rope, None, (_SWITCH,))
-WINDOWS_BY_PATTERN = Windows(_by_pattern, 4096, (_PATTERN,))
+WINDOWS_FROM_LAYER = LayerWindows(_from_layer, 4096, (_SWITCH, _FIRST))
+WINDOWS_WITHOUT_ROPE = LayerWindows(_without_rope, None, (_SWITCH,))
+WINDOWS_BY_PATTERN = LayerWindows(_by_pattern, 4096, (_PATTERN,))
 
 
 def windows_of(sliding: list[bool], size: int | None) -> tuple[int, ...] | None:

@@ -23,11 +23,11 @@ from olm_train.extensions.hf.fields import (
     ours_of,
     shown,
 )
-from olm_train.extensions.hf.tensors import Part, TensorMap
+from olm_train.extensions.hf.tensors import TensorMap, TensorPart
 from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.feed_forward import DenseFeedForward
-from olm_train.model.layers import Linear
+from olm_train.model.layers import LinearLayer
 from olm_train.model.mixture import BiasBalance, MixtureConfig
 from olm_train.model.positions import RoPEConfig
 
@@ -228,14 +228,14 @@ class Family:
             sizes: tuple[int, ...] = (rows,)
             if len(theirs) > 1:
                 linear = model.get_submodule(module)
-                assert isinstance(linear, Linear), module
+                assert isinstance(linear, LinearLayer), module
                 sizes = linear.parts
             parts, first = [], 0
             for one, size in zip(theirs, sizes, strict=True):
                 their_shape = (size, *shape[1:])
                 turn = transposed and len(shape) == 2
                 parts.append(
-                    Part(
+                    TensorPart(
                         name=f"{one}.{leaf}",
                         shape=their_shape[::-1] if turn else their_shape,
                         first=first,
@@ -249,13 +249,13 @@ class Family:
             found.append(TensorMap(name, shape, tuple(parts), copies))
         return tuple(found)
 
-    def _of_experts(self, name: str, shape: tuple[int, ...]) -> tuple[Part, ...]:
+    def _of_experts(self, name: str, shape: tuple[int, ...]) -> tuple[TensorPart, ...]:
         """Return what a parameter [E, rows, columns] is made of."""
         experts, rows, columns = shape
         theirs, _ = self._module(name)
         size = rows // len(theirs)
         return tuple(
-            Part(
+            TensorPart(
                 name=f"{each.format(expert)}.weight",
                 shape=(size, columns),
                 first=expert,

@@ -201,7 +201,7 @@ class Number(Row):
 
 
 @dataclass(frozen=True)
-class Constant(Row):
+class FixedValue(Row):
     """A field of theirs that must have one value, because our decoder has no other.
 
     Attributes:
@@ -234,7 +234,7 @@ class Constant(Row):
 
 
 @dataclass(frozen=True)
-class Written(Row):
+class WrittenOnly(Row):
     """A field of theirs that says nothing of the model's maths; it is written, never read."""
 
     name: str
@@ -352,7 +352,7 @@ def is_root(scale: float, width: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Experts(Row):
+class ExpertCount(Row):
     """`num_experts`, which some versions write as `num_local_experts`."""
 
     default: int
@@ -438,6 +438,6 @@ SOFTMAX_EXPERTS: tuple[Row, ...] = (
     Always("feed_forward.score_scale", 1.0),
     Always("feed_forward.shared_hidden_size", None),
     NoBias(),
-    Written("output_router_logits", False),
+    WrittenOnly("output_router_logits", False),
 )
 """What OLMoE and Qwen 3 MoE share."""

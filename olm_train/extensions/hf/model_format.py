@@ -18,7 +18,7 @@ from olm_data.bounded_json import digest
 from olm_data.dataset.tokenizer import TOKENIZER, prompt_tokenizer
 from olm_data.errors import InputError, UsageError
 from olm_data.mixture.lock import Lock
-from olm_train.checkpoint.documents import Origin, relative_path, tokenizer_of_data
+from olm_train.checkpoint.documents import RunOrigin, relative_path, tokenizer_of_data
 from olm_train.checkpoint.model_format import Beginning, ModelFormat
 from olm_train.checkpoint.policy import LoadPolicy
 from olm_train.extensions.hf.family import FREE, canonical
@@ -91,7 +91,9 @@ def from_transformers(
         say(f"loaded {'; '.join(said)}; a rank read {most / 1e6:,.1f} MB at most")
 
     return Beginning(
-        place=place, load=load, origin=Origin(path=path, step=0, digest=digest(files), files=files)
+        place=place,
+        load=load,
+        origin=RunOrigin(path=path, step=0, digest=digest(files), files=files),
     )
 
 

@@ -87,7 +87,7 @@ class NoRope(Row):
 
 
 @dataclass(frozen=True)
-class Rope(Row):
+class EqualRope(Row):
     """The same rotary positions in all layers that have them.
 
     Attributes:
@@ -146,7 +146,7 @@ class LayerRope(Row):
         theta: base of layers without a window, where none is given.
         windowed: base of those with one, where none is given.
         local: the flat field of that base; None: there is none, and both bases are the same.
-        positions: as of `Rope`.
+        positions: as of `EqualRope`.
     """
 
     theta: float

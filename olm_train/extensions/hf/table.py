@@ -28,9 +28,9 @@ from olm_train.extensions.hf.attention import (
     WINDOWS_FROM_LAYER,
     WINDOWS_WITHOUT_ROPE,
     Bias,
+    LayerWindows,
     OneWindow,
     QueryScale,
-    Windows,
     one_full_in,
 )
 from olm_train.extensions.hf.family import Family, Names, canonical
@@ -38,22 +38,22 @@ from olm_train.extensions.hf.fields import (
     REQUIRED,
     SOFTMAX_EXPERTS,
     Always,
-    Constant,
     DivisibleWidth,
     EmbedScale,
     EqualHeads,
-    Experts,
+    ExpertCount,
+    FixedValue,
     Json,
     Number,
     Row,
     SparseLayers,
     WholeHeads,
-    Written,
+    WrittenOnly,
 )
-from olm_train.extensions.hf.positions import LayerRope, NoRope, Rope, TableSize
+from olm_train.extensions.hf.positions import EqualRope, LayerRope, NoRope, TableSize
 from olm_train.model.config import DecoderConfig
 
-_ACTIVATION = Constant("hidden_act", ("silu", "swish"), "silu", "the activation is SiLU")
+_ACTIVATION = FixedValue("hidden_act", ("silu", "swish"), "silu", "the activation is SiLU")
 
 
 def _sizes(
@@ -119,7 +119,7 @@ _GEMMA_NORMS = {
     "feed_forward_norm": ("pre_feedforward_layernorm",),
     "post_feed_forward_norm": ("post_feedforward_layernorm",),
 }
-_NO_DROPOUT = Written("attention_dropout", 0.0)
+_NO_DROPOUT = WrittenOnly("attention_dropout", 0.0)
 _EXPERTS = {
     "feed_forward.router": ("mlp.gate",),
     "feed_forward.experts.w_gate_up": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
@@ -135,7 +135,7 @@ LLAMA = Family(
     rows=(
         *_sizes(tied=False, norm_eps=1e-6),
         DivisibleWidth(),
-        Rope(theta=10_000.0, positions=2048),
+        EqualRope(theta=10_000.0, positions=2048),
         *_SWIGLU,
         Bias(),
         _MLP_BIAS,
@@ -150,7 +150,7 @@ QWEN2 = Family(
     model_type="qwen2",
     rows=(
         *_sizes(tied=False, norm_eps=1e-6, kv_heads=32),
-        Rope(theta=10_000.0, positions=32_768),
+        EqualRope(theta=10_000.0, positions=32_768),
         *_SWIGLU,
         Always("attention.bias", "qkv"),
         WINDOWS_FROM_LAYER,
@@ -165,7 +165,7 @@ QWEN3 = Family(
     model_type="qwen3",
     rows=(
         *_sizes(tied=False, norm_eps=1e-6, kv_heads=32, head_dim=128),
-        Rope(theta=10_000.0, positions=32_768),
+        EqualRope(theta=10_000.0, positions=32_768),
         *_SWIGLU,
         Always("attention.qk_norm", "head"),
         Bias(),
@@ -181,7 +181,7 @@ MISTRAL = Family(
     model_type="mistral",
     rows=(
         *_sizes(tied=False, norm_eps=1e-6, kv_heads=8),
-        Rope(theta=10_000.0, positions=131_072),
+        EqualRope(theta=10_000.0, positions=131_072),
         *_SWIGLU,
         OneWindow(4096),
         _NO_DROPOUT,
@@ -195,7 +195,7 @@ SMOLLM3 = Family(
     model_type="smollm3",
     rows=(
         *_sizes(tied=True, norm_eps=1e-6, kv_heads=4),
-        Rope(theta=2_000_000.0, positions=32_768),
+        EqualRope(theta=2_000_000.0, positions=32_768),
         NoRope(4),
         *_SWIGLU,
         Bias(),
@@ -212,7 +212,7 @@ OLMO2 = Family(
     model_type="olmo2",
     rows=(
         *_sizes(tied=False, norm_eps=1e-5),
-        Rope(theta=10_000.0, positions=2048),
+        EqualRope(theta=10_000.0, positions=2048),
         *_SWIGLU,
         Always("block", "reordered_norm"),
         Always("attention.qk_norm", "full"),
@@ -233,7 +233,7 @@ OLMO3 = Family(
         Always("block", "reordered_norm"),
         Always("attention.qk_norm", "full"),
         Bias(),
-        Windows(one_full_in(4), 4096),
+        LayerWindows(one_full_in(4), 4096),
         _NO_DROPOUT,
     ),
     names=_names(_POST_NORM, _QK_NORM),
@@ -246,7 +246,7 @@ def _gemma(cap: float | None, both_ways: bool | None) -> tuple[Row, ...]:
         *_sizes(tied=True, norm_eps=1e-6, kv_heads=4, head_dim=256),
         DivisibleWidth(),
         Always("feed_forward", "geglu"),
-        Constant(
+        FixedValue(
             "hidden_activation",
             ("gelu_pytorch_tanh", "gelu_new"),
             "gelu_pytorch_tanh",
@@ -258,7 +258,7 @@ def _gemma(cap: float | None, both_ways: bool | None) -> tuple[Row, ...]:
         QueryScale(256),
         Bias(),
         Number("final_logit_softcapping", "head.softcap", float, cap, nullable=True),
-        Constant("use_bidirectional_attention", (False, None), both_ways, "attention is causal"),
+        FixedValue("use_bidirectional_attention", (False, None), both_ways, "attention is causal"),
         _NO_DROPOUT,
     )
 
@@ -270,8 +270,8 @@ GEMMA2 = Family(
     rows=(
         *_gemma(30.0, None),
         Number("attn_logit_softcapping", "attention.softcap", float, 50.0, nullable=True),
-        Rope(theta=10_000.0, positions=8192),
-        Windows(one_full_in(2), 4096),
+        EqualRope(theta=10_000.0, positions=8192),
+        LayerWindows(one_full_in(2), 4096),
     ),
     names=_names(_GEMMA_NORMS),
     ignored=frozenset({"hidden_act"}),
@@ -283,7 +283,7 @@ GEMMA3 = Family(
     model_type="gemma3_text",
     rows=(
         *_gemma(None, False),
-        Constant(
+        FixedValue(
             "attn_logit_softcapping",
             (None,),
             None,
@@ -314,7 +314,7 @@ GPT2 = Family(
         Number("initializer_range", "init_std", float, 0.02),
         Number("tie_word_embeddings", "head.tied", bool, True),
         Always("feed_forward", "gelu"),
-        Constant(
+        FixedValue(
             "activation_function",
             ("gelu_new", "gelu_pytorch_tanh"),
             "gelu_new",
@@ -324,11 +324,11 @@ GPT2 = Family(
         Always("norm.bias", True),
         Always("attention.bias", "all"),
         Always("feed_forward.bias", True),
-        Constant("scale_attn_weights", (True,), True, "products are divided by sqrt(head_dim)"),
-        Constant(
+        FixedValue("scale_attn_weights", (True,), True, "products are divided by sqrt(head_dim)"),
+        FixedValue(
             "scale_attn_by_inverse_layer_idx", (False,), False, "all layers scale products alike"
         ),
-        *(Written(name, 0.0) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")),
+        *(WrittenOnly(name, 0.0) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")),
     ),
     names=Names(
         prefix="transformer.",
@@ -367,15 +367,15 @@ OLMOE = Family(
     rows=(
         *_sizes(tied=False, norm_eps=1e-5),
         WholeHeads(),
-        Rope(theta=10_000.0, positions=4096),
+        EqualRope(theta=10_000.0, positions=4096),
         *SOFTMAX_EXPERTS,
-        Experts(64),
+        ExpertCount(64),
         Always("feed_forward.first_dense", 0),
         _ACTIVATION,
         Always("attention.qk_norm", "full"),
         Bias(),
-        Constant("clip_qkv", (None,), None, "queries, keys and values are not clipped"),
-        Written("router_aux_loss_coef", 0.01),
+        FixedValue("clip_qkv", (None,), None, "queries, keys and values are not clipped"),
+        WrittenOnly("router_aux_loss_coef", 0.01),
         _NO_DROPOUT,
     ),
     names=_names(_PRE_NORM, _QK_NORM, _EXPERTS),
@@ -388,15 +388,15 @@ QWEN3_MOE = Family(
     model_type="qwen3_moe",
     rows=(
         *_sizes(tied=False, norm_eps=1e-6, kv_heads=4, width="moe_intermediate_size"),
-        Rope(theta=10_000.0, positions=32_768),
+        EqualRope(theta=10_000.0, positions=32_768),
         *SOFTMAX_EXPERTS,
-        Experts(128),
+        ExpertCount(128),
         SparseLayers(6144),
         _ACTIVATION,
         Always("attention.qk_norm", "head"),
         Bias(),
         OneWindow(4096, switched=True),
-        Written("router_aux_loss_coef", 0.001),
+        WrittenOnly("router_aux_loss_coef", 0.001),
         _NO_DROPOUT,
     ),
     names=_names(_PRE_NORM, _QK_NORM, _EXPERTS),

@@ -24,7 +24,7 @@ Reader = Callable[[str, Slices], Tensor]
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """A tensor of theirs.
 
     Attributes:
@@ -87,7 +87,7 @@ class TensorMap:
 
     ours: str
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[TensorPart, ...]
     copies: tuple[str, ...] = ()
 
     def reads(self, where: Sequence[slice] = ()) -> tuple[Read, ...]:

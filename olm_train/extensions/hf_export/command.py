@@ -25,7 +25,7 @@ with needs("exporting a model"):
     from olm_train.checkpoint.portable import export
     from olm_train.distributed.world import World
     from olm_train.extensions.hf_export import export as hf
-    from olm_train.extensions.hf_export.job import Options, parse_size
+    from olm_train.extensions.hf_export.job import ExportOptions, parse_size
 
 _OF_HF = ("dtype", "shard_size", "write_tied_head", "chat_template", "context", "verify")
 
@@ -102,7 +102,7 @@ def main(
     olm-train export runs/first --output model.safetensors
     olm-train export s3://bucket/run/step00001000 --to hf --dtype float32 --output s3://bucket/hf
     """
-    options = Options(
+    options = ExportOptions(
         dtype=dtype,
         shard_bytes=parse_size(shard_size),
         tied_head=write_tied_head,

@@ -29,7 +29,7 @@ from torch import Tensor
 from olm_data.bounded_json import sha256_file
 from olm_data.errors import InputError, OlmError, ValidationError, printable
 from olm_data.mixture.lock import Lock, lock_of_run
-from olm_data.model_receipt import Claim, FileProof, ModelProof, Receipt, Verified
+from olm_data.model_receipt import FileProof, ModelClaim, ModelProof, ModelReceipt, Verified
 from olm_data.rows.reader import RowReader
 from olm_data.storage.destination import Draft, LocalFolder, RemotePrefix, destination, in_the_way
 from olm_data.storage.disk import io_errors, write_durable
@@ -38,7 +38,7 @@ from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.merged import folder_of_paths
 from olm_train.checkpoint.portable import evaluation_model, model_config
 from olm_train.extensions.hf_export import verify
-from olm_train.extensions.hf_export.job import DTYPES, Job, Options
+from olm_train.extensions.hf_export.job import DTYPES, ExportJob, ExportOptions
 from olm_train.extensions.hf_export.shards import (
     INDEX,
     index_of,
@@ -52,7 +52,7 @@ ROWS = 2
 """Rows of the mixture whose loss is compared."""
 
 
-def why_not_computed(job: Job) -> str:
+def why_not_computed(job: ExportJob) -> str:
     """Return why transformers does not compute with the folder; empty: it does."""
     if job.options.check == "files":
         return "logits, greedy text and loss: --verify files"
@@ -71,7 +71,7 @@ def why_not_computed(job: Job) -> str:
 
 
 def prove_folder(
-    job: Job, folder: Path, tokenizer: TokenizerFiles | None, why_not: str
+    job: ExportJob, folder: Path, tokenizer: TokenizerFiles | None, why_not: str
 ) -> Verified:
     """Let other programs read a folder.
 
@@ -112,7 +112,7 @@ def prove_folder(
     )
 
 
-def _rows(job: Job) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
+def _rows(job: ExportJob) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
     """Return the first rows of the mixture, from the data it was trained on.
 
     Raises:
@@ -138,7 +138,7 @@ MODEL_CONFIG = "config.json"
 class Result:
     """What an export came to: its receipt, and whether an earlier one had done it all."""
 
-    receipt: Receipt
+    receipt: ModelReceipt
     output: str
     already: bool
 
@@ -146,7 +146,7 @@ class Result:
 def export(
     checkpoint: Checkpoint,
     output: str,
-    options: Options,
+    options: ExportOptions,
     *,
     trust: bool = False,
     watch: Callable[[int, int], None] = lambda done, total: None,
@@ -167,7 +167,7 @@ def export(
         ResourceError, StorageError: it cannot be written.
     """
     refuse_output(output)
-    job = Job(checkpoint, options, model_config(checkpoint, trust=trust))
+    job = ExportJob(checkpoint, options, model_config(checkpoint, trust=trust))
     place = destination(output)
     if (done := there(place, job.claim)) is not None:
         return Result(done, output, already=True)
@@ -180,7 +180,7 @@ def export(
     return Result(receipt, output, already=False)
 
 
-def there(place: LocalFolder | RemotePrefix, claim: Claim) -> Receipt | None:
+def there(place: LocalFolder | RemotePrefix, claim: ModelClaim) -> ModelReceipt | None:
     """Return the receipt of the same export if it is there; None where the output is free.
 
     Raises:
@@ -190,7 +190,7 @@ def there(place: LocalFolder | RemotePrefix, claim: Claim) -> Receipt | None:
     if data is None:
         return None
     try:
-        receipt = Receipt.decode(data, place.output)
+        receipt = ModelReceipt.decode(data, place.output)
     except ValidationError as error:
         raise in_the_way(place.output, f"{error.what}: {error.why}") from error
     if receipt.claim != claim:
@@ -202,13 +202,13 @@ def there(place: LocalFolder | RemotePrefix, claim: Claim) -> Receipt | None:
 
 
 def _write(
-    job: Job,
+    job: ExportJob,
     draft: Draft,
     tokenizer: TokenizerFiles | None,
     *,
     remote: bool,
     watch: Callable[[int, int], None],
-) -> Receipt:
+) -> ModelReceipt:
     """Write, prove and settle all files; return the receipt."""
     files: dict[str, FileProof] = {}
 
@@ -243,7 +243,7 @@ def _write(
     write_durable(draft.folder / MODEL_CONFIG, model)
     settle(MODEL_CONFIG)
     lock = job.lock
-    return Receipt(
+    return ModelReceipt(
         claim=job.claim,
         model_class=job.family.architecture,
         parameters=job.config.num_params,
@@ -261,7 +261,7 @@ def _write(
 CARD = "README.md"
 
 
-def model_card(job: Job) -> bytes:
+def model_card(job: ExportJob) -> bytes:
     """Return the bytes of the file."""
     lock, model_class, step = job.lock, job.family.architecture, job.checkpoint.step
     front = ["---", "library_name: transformers", "pipeline_tag: text-generation"]

@@ -19,16 +19,16 @@ from torch import Tensor
 from olm_data.bounded_json import JsonObject, decode_object
 from olm_data.errors import OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
-from olm_data.model_receipt import Claim, Dtype, Verify
+from olm_data.model_receipt import Dtype, ModelClaim, Verify
 from olm_train.checkpoint.documents import tokenizer_of_data
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import LOCK, TOKENIZER
 from olm_train.checkpoint.tensors import Box, read_rows
 from olm_train.checkpoint.text_rules import CHAT_TEMPLATE
 from olm_train.extensions.hf.table import Family, family_of_config
-from olm_train.extensions.hf.tensors import Part, TensorMap
+from olm_train.extensions.hf.tensors import TensorMap, TensorPart
 from olm_train.extensions.hf_export.fold import Fold, folded
-from olm_train.extensions.hf_export.shards import Shard, plan
+from olm_train.extensions.hf_export.shards import WeightsFile, plan
 from olm_train.extensions.hf_export.tokenizer_files import TokenizerFiles, tokenizer_files
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
@@ -118,7 +118,7 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1
 _UNITS["GIB"] = 1 << 30
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExportOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a model is exported.
 
     Attributes:
@@ -154,12 +154,12 @@ def parse_size(text: str) -> int:
     return size
 
 
-class Job:
+class ExportJob:
     """One export: what is written, known before any of it is.
 
     Args:
         checkpoint: verified.
-        options: see `Options`.
+        options: see `ExportOptions`.
         config: shape of its model.
 
     Attributes:
@@ -173,7 +173,9 @@ class Job:
         UsageError: no family can express the model.
     """
 
-    def __init__(self, checkpoint: Checkpoint, options: Options, config: DecoderConfig) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, options: ExportOptions, config: DecoderConfig
+    ) -> None:
         self.checkpoint, self.options = checkpoint, options
         self._tokenizer = checkpoint.read_bytes(TOKENIZER)
         self.family, self.config = family_to_export(config, self._tokenizer)
@@ -192,7 +194,7 @@ class Job:
                 why="config.json must say it, and the checkpoint has no mixture lock",
                 fix="give --context TOKENS: those of the rows it was trained on",
             )
-        self.claim = Claim(
+        self.claim = ModelClaim(
             checkpoint=checkpoint.manifest.digest,
             dtype=options.dtype,
             shard_bytes=options.shard_bytes,
@@ -222,7 +224,7 @@ class Job:
         )
 
     @cached_property
-    def tensors(self) -> list[tuple[Box, TensorMap, Part]]:
+    def tensors(self) -> list[tuple[Box, TensorMap, TensorPart]]:
         """Each tensor that is written, and the rows of ours that it is."""
         dtype, found = DTYPES[self.options.dtype], []
         # GPT-2 as it was published: mlx-lm knows no other names
@@ -237,7 +239,7 @@ class Job:
         return found
 
     @cached_property
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[WeightsFile]:
         """The files of weights."""
         return plan([planned for planned, _, _ in self.tensors], self.options.shard_bytes)
 

@@ -29,14 +29,14 @@ METADATA = {"format": "pt"}
 
 
 @dataclass(frozen=True)
-class Shard:
+class WeightsFile:
     """A file and the tensors in it, in their order."""
 
     file: str
     tensors: tuple[Box, ...]
 
 
-def plan(tensors: Sequence[Box], shard_bytes: int) -> list[Shard]:
+def plan(tensors: Sequence[Box], shard_bytes: int) -> list[WeightsFile]:
     """Return the files for tensors, in their order.
 
     Args:
@@ -52,15 +52,15 @@ def plan(tensors: Sequence[Box], shard_bytes: int) -> list[Shard]:
         groups[-1].append(each)
         size += each.bytes
     if len(groups) == 1:
-        return [Shard(MODEL, tuple(groups[0]))]
+        return [WeightsFile(MODEL, tuple(groups[0]))]
     total = len(groups)
     return [
-        Shard(f"model-{number:05d}-of-{total:05d}.safetensors", tuple(group))
+        WeightsFile(f"model-{number:05d}-of-{total:05d}.safetensors", tuple(group))
         for number, group in enumerate(groups, 1)
     ]
 
 
-def index_of(shards: Sequence[Shard], parameters: int) -> bytes | None:
+def index_of(shards: Sequence[WeightsFile], parameters: int) -> bytes | None:
     """Return `model.safetensors.index.json`; None for a single file, which has none.
 
     Args:
@@ -77,7 +77,7 @@ def index_of(shards: Sequence[Shard], parameters: int) -> bytes | None:
     return json.dumps(value, indent=2).encode() + b"\n"
 
 
-def write_shard(folder: Path, shard: Shard, values: Iterable[Tensor]) -> dict[str, str]:
+def write_shard(folder: Path, shard: WeightsFile, values: Iterable[Tensor]) -> dict[str, str]:
     """Write a file, tensor by tensor, and wait until it is on the disk.
 
     Args:
@@ -103,7 +103,7 @@ def write_shard(folder: Path, shard: Shard, values: Iterable[Tensor]) -> dict[st
     return digests
 
 
-def read_back(folder: Path, shard: Shard) -> dict[str, str]:
+def read_back(folder: Path, shard: WeightsFile) -> dict[str, str]:
     """Return the sha256 of each tensor of a file as the library safetensors reads it.
 
     Raises:

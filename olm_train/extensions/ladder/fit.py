@@ -33,7 +33,7 @@ class Parameter(msgspec.Struct, frozen=True):
     high: float
 
 
-class HeldOut(msgspec.Struct, frozen=True):
+class HeldOutRun(msgspec.Struct, frozen=True):
     """A run of the largest size, and what the smaller ones say of it.
 
     Attributes:
@@ -81,7 +81,7 @@ class Fit(msgspec.Struct, frozen=True):
     law: Law
     parameters: list[Parameter]
     approaches: list[Approach]
-    held_out: list[HeldOut]
+    held_out: list[HeldOutRun]
 
 
 def fitted(points: Sequence[Point], draws: int = DRAWS) -> Fit:
@@ -136,7 +136,7 @@ def determined(runs: Runs) -> tuple[Law, float, list[str]]:
     return law, spread, design.problems()
 
 
-def _held_out(points: list[Point]) -> list[HeldOut]:
+def _held_out(points: list[Point]) -> list[HeldOutRun]:
     most = max(point.parameters for point in points)
     try:
         law, _, _ = determined(as_runs([point for point in points if point.parameters < most]))
@@ -145,7 +145,7 @@ def _held_out(points: list[Point]) -> list[HeldOut]:
     largest = [point for point in points if point.parameters == most]
     said = [float(law.loss(point.parameters, point.tokens)) for point in largest]
     return [
-        HeldOut(p.name, p.parameters, p.tokens, p.loss, loss, (loss - p.loss) / p.loss)
+        HeldOutRun(p.name, p.parameters, p.tokens, p.loss, loss, (loss - p.loss) / p.loss)
         for p, loss in zip(largest, said, strict=True)
     ]
 

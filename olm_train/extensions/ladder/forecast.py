@@ -85,7 +85,7 @@ class Forecast(msgspec.Struct, frozen=True):
         return Mark(tokens, *(float(np.interp(np.log(tokens), seen, each)) for each in columns))
 
 
-class Score(msgspec.Struct, frozen=True):
+class ForecastScore(msgspec.Struct, frozen=True):
     """How a run compares with its forecast.
 
     Attributes:
@@ -164,7 +164,7 @@ def foreseen(
     )
 
 
-def grade(ladder: LadderConfig, run: str) -> Score:
+def grade(ladder: LadderConfig, run: str) -> ForecastScore:
     """Compare a run with its forecast at its last evaluation; keep the score once it has ended.
 
     Raises:
@@ -188,7 +188,7 @@ def grade(ladder: LadderConfig, run: str) -> Score:
     step = max(found)
     tokens, loss = seen[step], found[step]
     mark = said.at(tokens)
-    score = Score(
+    score = ForecastScore(
         run=folder.absolute().name,
         step=step,
         tokens=tokens,
@@ -200,6 +200,6 @@ def grade(ladder: LadderConfig, run: str) -> Score:
         ended=tokens >= said.tokens,
     )
     kept = Path(ladder.folder) / SCORES
-    if score.ended and score not in read_lines(kept, Score):
+    if score.ended and score not in read_lines(kept, ForecastScore):
         append_line(kept, msgspec.json.encode(score))
     return score

@@ -68,7 +68,7 @@ class Rung(msgspec.Struct, frozen=True):
     first: int = 0
 
 
-class Plan(msgspec.Struct, frozen=True):
+class LadderPlan(msgspec.Struct, frozen=True):
     """A ladder before it is trained.
 
     Attributes:
@@ -93,7 +93,7 @@ class Plan(msgspec.Struct, frozen=True):
     points: list[Rung]
 
 
-def plan(ladder: LadderConfig) -> Plan:
+def plan(ladder: LadderConfig) -> LadderPlan:
     """Return the points of a ladder.
 
     Raises:
@@ -122,7 +122,7 @@ def plan(ladder: LadderConfig) -> Plan:
             fix=f"give each size several lengths of its own; first add {add}",
         )
     errors = design.errors()
-    return Plan(
+    return LadderPlan(
         dataset=dataset,
         flops=sum(rung.flops for rung in rungs),
         hours=sum(rung.hours for rung in rungs),

@@ -19,7 +19,7 @@ from olm_data.run_log.lines import read_lines
 from olm_train.extensions.ladder.best import BASELINES, Answer, answer
 from olm_train.extensions.ladder.config import LadderConfig
 from olm_train.extensions.ladder.fit import DRAWS, Fit, fitted, of_one_compute
-from olm_train.extensions.ladder.forecast import NORMAL_90, SCORES, Score
+from olm_train.extensions.ladder.forecast import NORMAL_90, SCORES, ForecastScore
 from olm_train.extensions.ladder.law import Floats, band, resampled
 from olm_train.extensions.ladder.mixtures import Search, SearchConfig
 from olm_train.extensions.ladder.points import RESULTS, Point, as_runs, frontier, read_points
@@ -60,7 +60,7 @@ def write_report(files: Sequence[str], output: str) -> Path:
             curves_section(frontier(points), fit),
             compute_section(frontier(points), fit),
             rates_section(points),
-            scores_section(list(read_lines(folder / SCORES, Score))),
+            scores_section(list(read_lines(folder / SCORES, ForecastScore))),
         ]
     return write_page(output, "olm ladder", facts, sections)
 
@@ -137,7 +137,7 @@ def rates_section(points: Sequence[Point]) -> str:
     return section("Rates", svg(draw, f"Loss by peak rate, {len(sweeps)} sweeps"))
 
 
-def scores_section(scores: Sequence[Score]) -> str:
+def scores_section(scores: Sequence[ForecastScore]) -> str:
     """Return how forecasts compare with what the runs came to."""
     if not scores:
         return ""

@@ -24,7 +24,7 @@ from olm_data.run_log.lines import append_line
 from olm_data.run_log.log import RunLog, read_ends
 from olm_data.run_log.metric_names import EVAL_CE_LOSS
 from olm_train.extensions.ladder.config import LadderConfig
-from olm_train.extensions.ladder.plan import Plan, Rung
+from olm_train.extensions.ladder.plan import LadderPlan, Rung
 from olm_train.extensions.ladder.points import RESULTS, Point, read_points
 from olm_train.extensions.launch.exit_codes import exit_code
 
@@ -86,7 +86,7 @@ class Batch:
         append_line(self.results, msgspec.json.encode(task.found()))
 
 
-def batch_of(ladder: LadderConfig, plan: Plan) -> Batch:
+def batch_of(ladder: LadderConfig, plan: LadderPlan) -> Batch:
     """Return the points of a ladder that are not trained yet."""
     results = Path(ladder.folder) / RESULTS
     done = {point.digest for point in read_points(results)}

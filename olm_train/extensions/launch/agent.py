@@ -37,7 +37,7 @@ from olm_train.extensions.launch.exit_codes import LOST_RANK, ends_with, exit_co
 with needs("training"):
     import torch.distributed as dist
 
-    from olm_train.checkpoint.manifest import Manifest, candidates, step_of
+    from olm_train.checkpoint.manifest import CheckpointManifest, candidates, step_of
     from olm_train.distributed.preempt import REQUEUE_EXIT_CODE, SIGNALS, name_of
     from olm_train.distributed.world import FAREWELL, START_TIMEOUT, meeting_place
     from olm_train.extensions.launch.snapshot import TRAIN, Snapshot, verify, verify_surroundings
@@ -200,7 +200,7 @@ def newest_step(save_folder: str) -> int:
     """Return the step of the newest checkpoint that is whole by its manifest, 0 without one."""
     for name in candidates(save_folder):
         try:
-            Manifest.read(Store(save_folder).child(name))
+            CheckpointManifest.read(Store(save_folder).child(name))
         except OlmError:
             continue
         return step_of(name) or 0

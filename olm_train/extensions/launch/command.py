@@ -28,7 +28,7 @@ from olm_train.extensions.launch.config import LaunchConfig
 with needs("training"):
     from olm_data.mixture.lock import Lock
     from olm_train.checkpoint.documents import default_work_dir
-    from olm_train.extensions.launch.jobs import IMAGES, SCHEDULERS, Job, job
+    from olm_train.extensions.launch.jobs import IMAGES, SCHEDULERS, LaunchJob, job
     from olm_train.extensions.launch.snapshot import Snapshot, Taken, checkout, installed, take
     from olm_train.run.config import RunConfig
 
@@ -89,7 +89,7 @@ def take_for(to: str, config: LaunchConfig, here: Path, *, keep: bool) -> Taken:
     )
 
 
-def submit(found: Job, path: Path) -> None:
+def submit(found: LaunchJob, path: Path) -> None:
     """Hand a file to its scheduler. Raises as `ask`."""
     ask((*found.command, str(path)), f"submit {path} from a machine that has it")
 

@@ -36,7 +36,7 @@ SBATCH = ("sbatch", "--parsable")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class LaunchJob:
     """What is submitted.
 
     Attributes:
@@ -50,7 +50,7 @@ class Job:
     command: tuple[str, ...]
 
 
-def job(to: str, config: LaunchConfig, taken: Taken) -> Job:
+def job(to: str, config: LaunchConfig, taken: Taken) -> LaunchJob:
     """Return the file and the command that start a run.
 
     Raises:
@@ -84,13 +84,13 @@ def _script(config: LaunchConfig, taken: Taken, run: str, meet: str, *more: str)
     ]
 
 
-def _local(config: LaunchConfig, taken: Taken) -> Job:
+def _local(config: LaunchConfig, taken: Taken) -> LaunchJob:
     if config.nodes > 1:
         raise UsageError("this machine is one node", where="nodes", fix="take another --to")
     run = f"exec {shlex.quote(sys.executable)}"
     lines = ["#!/bin/sh", f"S={shlex.quote(taken.folder)}"]
     lines += _script(config, taken, run, "127.0.0.1:0", "--again")
-    return Job(name="local.sh", text="\n".join(lines) + "\n", command=("sh",))
+    return LaunchJob(name="local.sh", text="\n".join(lines) + "\n", command=("sh",))
 
 
 _SLURM = """\
@@ -118,7 +118,7 @@ exit "$code"
 """
 
 
-def _slurm(config: LaunchConfig, taken: Taken) -> Job:
+def _slurm(config: LaunchConfig, taken: Taken) -> LaunchJob:
     own = {"job-name": config.name, "nodes": config.nodes, "ntasks-per-node": 1, "requeue": None}
     if config.gpus_per_node:
         own["gpus-per-node"] = config.gpus_per_node
@@ -137,7 +137,7 @@ def _slurm(config: LaunchConfig, taken: Taken) -> Job:
     run = f'srun --wait="$margin" {shlex.quote(sys.executable)}'
     more = ("--node-from=SLURM_NODEID", '"${limit[@]}"')
     lines += [*_script(config, taken, run, '"$address:$port"', *more), _SLURM_END]
-    return Job(name="slurm.sbatch", text="\n".join(lines), command=SBATCH)
+    return LaunchJob(name="slurm.sbatch", text="\n".join(lines), command=SBATCH)
 
 
 def _policies(max_restarts: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -167,7 +167,7 @@ def _policies(max_restarts: int) -> tuple[dict[str, Any], dict[str, Any]]:
     return pods, {"maxRestarts": max_restarts, "rules": rules}
 
 
-def _k8s(config: LaunchConfig, taken: Taken) -> Job:
+def _k8s(config: LaunchConfig, taken: Taken) -> LaunchJob:
     k8s = config.k8s
     if k8s is None:
         raise _without_image("k8s")
@@ -217,10 +217,10 @@ def _k8s(config: LaunchConfig, taken: Taken) -> Job:
     kind = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet"}
     about = {"name": config.name, "namespace": k8s.namespace, "labels": labels}
     text = _yaml({**kind, "metadata": about, "spec": spec})
-    return Job(name="k8s.yaml", text=text, command=("kubectl", "apply", "-f"))
+    return LaunchJob(name="k8s.yaml", text=text, command=("kubectl", "apply", "-f"))
 
 
-def _skypilot(config: LaunchConfig, taken: Taken) -> Job:
+def _skypilot(config: LaunchConfig, taken: Taken) -> LaunchJob:
     sky = config.skypilot
     first = f'"$(echo "$SKYPILOT_NODE_IPS" | head -n 1):{config.port}"'
     lines = _script(config, taken, "exec python", first, "--node-from=SKYPILOT_NODE_RANK")
@@ -234,10 +234,10 @@ def _skypilot(config: LaunchConfig, taken: Taken) -> Job:
         "run": "\n".join([f'S="$HOME/{REMOTE}"', *lines]),
     }
     command = ("sky", "jobs", "launch", "--yes")
-    return Job(name="skypilot.yaml", text=_yaml(task), command=command)
+    return LaunchJob(name="skypilot.yaml", text=_yaml(task), command=command)
 
 
-def _dstack(config: LaunchConfig, taken: Taken) -> Job:
+def _dstack(config: LaunchConfig, taken: Taken) -> LaunchJob:
     dstack = config.dstack
     if dstack is None:
         raise _without_image("dstack")
@@ -257,7 +257,9 @@ def _dstack(config: LaunchConfig, taken: Taken) -> Job:
         "stop_duration": f"{config.margin}s",
         "retry": {"on_events": ["no-capacity", "interruption"], "duration": hours},
     }
-    return Job(name="dstack.yaml", text=_yaml(task), command=("dstack", "apply", "--yes", "-f"))
+    return LaunchJob(
+        name="dstack.yaml", text=_yaml(task), command=("dstack", "apply", "--yes", "-f")
+    )
 
 
 def _without_image(field: str) -> UsageError:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from olm_data.command import Command, Count
+from olm_data.command import Command, CountParam
 from olm_data.extras import needs
 from olm_data.storage.store import is_remote
 
@@ -23,7 +23,7 @@ from olm_data.storage.store import is_remote
 @click.command(cls=Command)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option(
-    "--port", type=Count(0, 65535), default=8765, show_default=True, help="0: a free one."
+    "--port", type=CountParam(0, 65535), default=8765, show_default=True, help="0: a free one."
 )
 @click.option("--lock", help="Mixture lock of the runs, where it no longer lies where it did.")
 def main(runs: tuple[str, ...], port: int, lock: str | None) -> None:
@@ -43,7 +43,7 @@ def main(runs: tuple[str, ...], port: int, lock: str | None) -> None:
     with needs("the page"):
         from olm_data.extensions.report.remote_run import RemoteRun
         from olm_data.extensions.report.run_view import open_views
-        from olm_data.extensions.report.serve import Server
+        from olm_data.extensions.report.serve import PageServer
     addresses = list(dict.fromkeys(runs))
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="olm-watch-")))
@@ -54,7 +54,7 @@ def main(runs: tuple[str, ...], port: int, lock: str | None) -> None:
                 folder = place / str(number) / address.rstrip("/").rpartition("/")[2]
                 notes[folder] = stack.enter_context(RemoteRun(address, folder)).note
             folders.append(folder)
-        server = stack.enter_context(Server(open_views(folders, lock, notes), port))
+        server = stack.enter_context(PageServer(open_views(folders, lock, notes), port))
         click.echo(f"watching {', '.join(addresses)} at {server.url}")
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever(poll_interval=0.2)

@@ -41,7 +41,7 @@ SMALL = 1 << 16
 COLUMNS = 6
 
 
-class Rows(NamedTuple):
+class TensorRows(NamedTuple):
     """What this rank knows of some tensors.
 
     Attributes:
@@ -77,7 +77,7 @@ def measure(
     *,
     local: Sequence[Tensor] | None = None,
     underflows: Sequence[Tensor] | None = None,
-) -> Rows:
+) -> TensorRows:
     """Return the rows of whole or sharded tensors, on the device of the world.
 
     Args:
@@ -94,7 +94,7 @@ def measure(
         if part.numel() and is_first_holder(tensors[i], main=world.main)
     ]
     if not here:
-        return Rows(sums, largest)
+        return TensorRows(sums, largest)
     rows = torch.stack(
         [_row(parts[i], None if underflows is None else underflows[i]) for i in here]
     )
@@ -103,7 +103,7 @@ def measure(
     index = torch.tensor(here).to(world.device, non_blocking=True)
     sums[index] = rows.to(world.device, non_blocking=True)
     largest[index] = maximum.to(world.device, non_blocking=True)
-    return Rows(sums, largest)
+    return TensorRows(sums, largest)
 
 
 @torch.no_grad()
@@ -121,7 +121,7 @@ def lost_updates(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tens
     ]
 
 
-def finish(rows: Rows, world: World, *, averaged: int = 0) -> Statistics:
+def finish(rows: TensorRows, world: World, *, averaged: int = 0) -> Statistics:
     """Return the statistics of the whole tensors, the same on each rank.
 
     Args:
@@ -259,7 +259,7 @@ class _Outside(Tap):
         return x
 
 
-def as_rows(activations: Sequence[Tensor]) -> Rows:
+def as_rows(activations: Sequence[Tensor]) -> TensorRows:
     """Return ROWs of activations as rows to be finished together with those of tensors.
 
     Mean and variance are those within a row of a batch, averaged over its rows.
@@ -267,7 +267,7 @@ def as_rows(activations: Sequence[Tensor]) -> Rows:
     each = torch.cat(list(activations)).to(torch.float64)
     sums = torch.zeros(len(each), COLUMNS, dtype=torch.float64, device=each.device)
     sums[:, :3] = each[:, :3]
-    return Rows(sums, each[:, 3])
+    return TensorRows(sums, each[:, 3])
 
 
 def _add(own: Tensor, rows: Tensor) -> None:
@@ -347,7 +347,7 @@ class GAPMonitorCallback(Callback):
         self._activations: ActivationProbe | None = None
         self._looks = self._dumps = self._said = False
         self._names: list[tuple[Target | None, str]] = []  # None: not logged
-        self._rows: list[Rows] = []
+        self._rows: list[TensorRows] = []
         self._before: list[Tensor] = []
 
     def pre_train(self) -> None:
@@ -468,7 +468,7 @@ class GAPMonitorCallback(Callback):
     def _record(self, averaged: int) -> None:
         """Exchange the rows and record what is asked for."""
         parts = zip(*self._rows, strict=True)
-        rows = Rows(*(torch.cat(part) for part in parts))
+        rows = TensorRows(*(torch.cat(part) for part in parts))
         statistics = finish(rows, self.trainer.world, averaged=averaged)
         values = {kind: getattr(statistics, kind) for kind in self.kinds if kind != "ratio"}
         columns = {kind: value.unbind() for kind, value in values.items()}

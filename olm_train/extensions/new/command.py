@@ -27,7 +27,7 @@ from olm_data.sources.formats import KNOWN, TEXT_PER_COMPRESSED_BYTE, codec_of, 
 
 with needs("planning a model"):
     from olm_train.estimate.gpus import gpu_named
-    from olm_train.extensions.new.plan import ENOUGH, Plan, plan
+    from olm_train.extensions.new.plan import ENOUGH, RunPlan, plan
     from olm_train.model.presets import PRESETS
     from olm_train.run.command import SCHEMA as TRAINING
 
@@ -70,7 +70,7 @@ def main(name: str, data: str, shape: str | None, gpu: str | None, as_json: bool
     folder.mkdir(parents=True)
     for file, text in files.items():
         (folder / file).write_text(text)
-    said = Written(
+    said = WrittenFolder(
         folder=name,
         preset=made.preset,
         bytes=found.size,
@@ -83,7 +83,7 @@ def main(name: str, data: str, shape: str | None, gpu: str | None, as_json: bool
     say(f"next: the commands in {folder / 'README.md'}")
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True):
+class WrittenFolder(msgspec.Struct, frozen=True, kw_only=True):
     """What was decided.
 
     Attributes:
@@ -148,7 +148,7 @@ def _source(place: Path) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", place.resolve().stem).strip("-")[:64] or "text"
 
 
-def mix_yaml(made: Plan, sources: list[str]) -> str:
+def mix_yaml(made: RunPlan, sources: list[str]) -> str:
     """Return mix.yaml."""
     epochs = ", ".join(f"{one}: {made.epochs:g}" for one in sources)
     tokens = f"{made.trained / 1e6:,.1f}M tokens, about: {made.share:.2g} for each parameter"
@@ -172,7 +172,7 @@ stages:
     )
 
 
-def train_yaml(made: Plan, sources: list[str]) -> str:
+def train_yaml(made: RunPlan, sources: list[str]) -> str:
     """Return train.yaml."""
     held = ", ".join(f"{one}: tokens/{one}/validation" for one in sources)
     module = made.recipe.values()["train_module"] if made.recipe else {}
@@ -212,7 +212,7 @@ def flow(value: JsonObject) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=1000).strip()
 
 
-def readme(made: Plan, name: str, places: dict[str, str]) -> str:
+def readme(made: RunPlan, name: str, places: dict[str, str]) -> str:
     """Return README.md."""
     ranks, inputs = made.recipe.gpus if made.recipe else 1, shlex.join(places.values())
     run = f"torchrun --nproc-per-node={min(ranks, 8)} -m olm_train.run train.yaml"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 
 from olm_train.estimate.gpus import Gpu
-from olm_train.extensions.presets.recipe import Recipe, recipe
+from olm_train.extensions.presets.recipe import PresetOptions, recipe
 from olm_train.model.config import DecoderConfig
 from olm_train.model.presets import PRESETS, preset
 
@@ -27,7 +27,7 @@ HELD_OUT = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RunPlan:
     """What a run on a text would be.
 
     Attributes:
@@ -55,7 +55,7 @@ class Plan:
     lr: float
     beta2: float
     holdout: float
-    recipe: Recipe | None
+    recipe: PresetOptions | None
 
     @property
     def model(self) -> DecoderConfig:
@@ -84,7 +84,7 @@ class Plan:
         return "the largest for which the text is enough"
 
 
-def plan(size: int, name: str | None, gpu: Gpu | None) -> Plan:
+def plan(size: int, name: str | None, gpu: Gpu | None) -> RunPlan:
     """Return the plan for `size` bytes of text, a preset or the best one, a GPU or none."""
     vocab_size, bytes_a_token = next((v, b) for most, v, b in VOCABULARIES if size < most)
     tokens = max(int(size / bytes_a_token), 1)
@@ -100,7 +100,7 @@ def plan(size: int, name: str | None, gpu: Gpu | None) -> Plan:
     rows = max(_power_of_two(int(0.58 * trained**0.571) // (row * ranks)), 1)
     fits = found.module.rank_microbatch_size // row if found else max(2048 // row, 1)
     batch = rows * row * ranks
-    return Plan(
+    return RunPlan(
         preset=chosen,
         chosen=name is None,
         vocab_size=vocab_size,

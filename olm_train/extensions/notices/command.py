@@ -25,7 +25,7 @@ from olm_data.path_kinds import nearest
 from olm_data.run_log.log import End, read_ends
 from olm_data.run_log.run_folder import LEASE
 from olm_data.storage.lease import Record, newest
-from olm_data.storage.process import State, state_of
+from olm_data.storage.process import ProcessState, state_of
 from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.notice import Event, Notice, address
 from olm_train.extensions.notices.sender import WATCHED, Sender, SentLog
@@ -40,7 +40,7 @@ WHY = "killed (SIGKILL, out of memory), or its machine is down; run the same com
 
 
 @dataclass
-class Watch:
+class LeaseWatch:
     """What was seen of the lease of a run.
 
     Attributes:
@@ -65,7 +65,7 @@ class Watch:
             self._seen, self._since = lease, now
         if lease is None or lease.released or lease.fence <= self.told:
             return None
-        dead = state_of(lease.process) is State.dead
+        dead = state_of(lease.process) is ProcessState.dead
         silence = max(self.after, lease.takeover)
         if not dead and now - self._since < silence:
             return None
@@ -84,7 +84,7 @@ def ended(folder: Path, lease: Record | None) -> End | None:
 
 def watch(folder: Path, sender: Sender, after: float) -> End:
     """Watch a run until it has finished or was cancelled; return how it ended."""
-    store, seen = Store(folder), Watch(after)
+    store, seen = Store(folder), LeaseWatch(after)
     while True:
         lease = newest(store, LEASE) or newest(store, f".{LEASE}")
         end = ended(folder, lease)

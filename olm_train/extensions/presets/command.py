@@ -16,7 +16,7 @@ from olm_data.printing import emit, fitted
 
 with needs("planning a model"):
     from olm_train.estimate.gpus import Gpu, gpu_named
-    from olm_train.extensions.presets.recipe import Recipe, recipe
+    from olm_train.extensions.presets.recipe import PresetOptions, recipe
     from olm_train.model.presets import PRESETS
     from olm_train.run.command import SCHEMA
 
@@ -51,7 +51,7 @@ def main(preset: str | None, gpu: str, as_json: bool) -> None:
     emit(plain[0] if only else plain, as_json, table(kind, found))
 
 
-def text_of(recipe: Recipe) -> str:
+def text_of(recipe: PresetOptions) -> str:
     """Return a recipe as a part of train.yaml."""
     tokens = recipe.gpus * recipe.module.rank_microbatch_size
     size = f"global_batch_size: {tokens:_}" + (" or a multiple of it" * recipe.accumulates)
@@ -64,14 +64,14 @@ def text_of(recipe: Recipe) -> str:
     )
 
 
-def table(gpu: Gpu, recipes: dict[str, Recipe | None], *, width: int = 0) -> list[str]:
+def table(gpu: Gpu, recipes: dict[str, PresetOptions | None], *, width: int = 0) -> list[str]:
     """Return the recipes as lines of at most `width` cells; 0: those of the terminal."""
     rows = [[name, *_cells(each, gpu)] for name, each in recipes.items()]
     lines = fitted(HEAD, rows, left=range(5), width=width)
     return [*lines, *["+: or a multiple of it"] * any("+" in row[5] for row in rows)]
 
 
-def _cells(recipe: Recipe | None, gpu: Gpu) -> list[str]:
+def _cells(recipe: PresetOptions | None, gpu: Gpu) -> list[str]:
     if recipe is None:
         return [f"does not fit any number of {gpu.name}", *[""] * (len(HEAD) - 2)]
     module, dp_config = recipe.module, recipe.module.dp_config

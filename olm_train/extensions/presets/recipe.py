@@ -51,7 +51,7 @@ LOSSES: tuple[Literal["auto", "chunked"], ...] = ("auto", "chunked")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class PresetOptions:
     """The options of a preset for a kind of GPU.
 
     Attributes:
@@ -114,7 +114,7 @@ class Recipe:
         }
 
 
-def recipe(name: str, gpu: Gpu) -> Recipe | None:
+def recipe(name: str, gpu: Gpu) -> PresetOptions | None:
     """Return the recipe of preset `name`, None if `MOST_GPUS` are too few.
 
     Args:
@@ -134,7 +134,7 @@ def recipe(name: str, gpu: Gpu) -> Recipe | None:
         need = _Need(model, row, machine, counted)
         module = _first_fit(start, need, gpu.budget)
         if module is not None:
-            return Recipe(
+            return PresetOptions(
                 preset=name,
                 gpu=gpu,
                 gpus=gpus,

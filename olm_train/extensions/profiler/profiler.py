@@ -32,7 +32,7 @@ _COMMUNICATION = ("nccl", "gloo", "c10d")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class TraceEvent:
     """One event of a trace: its name, what kind kineto calls it, and when it was."""
 
     name: str
@@ -60,7 +60,7 @@ class StepTimes:
     hidden: int
 
 
-def step_times(step: Span, events: Iterable[Event], *, on_device: bool) -> StepTimes:
+def step_times(step: Span, events: Iterable[TraceEvent], *, on_device: bool) -> StepTimes:
     """Return what a step was spent on.
 
     Args:
@@ -310,7 +310,9 @@ class ProfilerCallback(Callback):
         trainer = self.trainer
         with trainer.pause():
             events = [
-                Event(name=e.name(), kind=e.activity_type(), start=e.start_ns(), stop=e.end_ns())
+                TraceEvent(
+                    name=e.name(), kind=e.activity_type(), start=e.start_ns(), stop=e.end_ns()
+                )
                 for e in done.profiler.kineto_results.events()
                 if e.activity_type() != "python_function"
             ]

@@ -25,7 +25,7 @@ import click
 import msgspec
 
 from olm_data.bounded_json import JsonObject, MalformedJson, decode
-from olm_data.command import Command, Count
+from olm_data.command import Command, CountParam
 from olm_data.errors import OlmError, ResourceError, UsageError, ValidationError, shown
 from olm_data.extras import needs
 from olm_data.loopback import MISDIRECTED, LoopbackHandler, LoopbackServer
@@ -63,7 +63,7 @@ def _their_fault() -> Iterator[None]:
         raise UsageError(error.what) from error
 
 
-class Server(LoopbackServer):
+class ModelServer(LoopbackServer):
     """Serves one model on loopback.
 
     Args:
@@ -113,7 +113,7 @@ class Server(LoopbackServer):
 
 
 class _Handler(LoopbackHandler):
-    server: Server
+    server: ModelServer
 
     def do_GET(self) -> None:
         if not self._welcome():
@@ -255,10 +255,10 @@ def _error(kind: str, message: str, param: str | None = None) -> JsonObject:
 @click.command(cls=Command)
 @of_model
 @click.option(
-    "--port", type=Count(0, 65535), default=8000, show_default=True, help="0: a free one."
+    "--port", type=CountParam(0, 65535), default=8000, show_default=True, help="0: a free one."
 )
 @click.option(
-    "--batch", type=Count(1), default=MAX_ROWS, show_default=True, help="Texts at a time."
+    "--batch", type=CountParam(1), default=MAX_ROWS, show_default=True, help="Texts at a time."
 )
 def main(loaded: LoadedModel, talk: ChatTemplate, port: int, batch: int) -> None:
     """Answer on this machine as OpenAI's API does, with a model of yours.
@@ -274,7 +274,7 @@ def main(loaded: LoadedModel, talk: ChatTemplate, port: int, batch: int) -> None
     """
     worker = Worker(loaded.engine(batch))
     # The worker ends first: who waits for a text is told, and the server lets it be said.
-    with Server(loaded, talk, worker, loaded.found.name, port) as server, worker:
+    with ModelServer(loaded, talk, worker, loaded.found.name, port) as server, worker:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with contextlib.suppress(KeyboardInterrupt):
             click.echo(f"{loaded.found.name} answers at {server.url}; not for production")

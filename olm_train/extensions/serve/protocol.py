@@ -19,12 +19,12 @@ from msgspec import Meta
 from olm_data.bounded_json import JsonObject
 from olm_data.errors import UsageError, ValidationError
 from olm_data.tokenizer.byte_alphabet import byte_alphabet
-from olm_train.extensions.generate.engine import Request, Scored
+from olm_train.extensions.generate.engine import Scored, TextRequest
 from olm_train.extensions.generate.loaded import PromptIds
 from olm_train.extensions.generate.sampling import MAX_SEED, Sampling
 from olm_train.extensions.generate.template import ChatTemplate, Message
 from olm_train.extensions.generate.text import TextStream
-from olm_train.extensions.serve.worker import Piece
+from olm_train.extensions.serve.worker import NewText
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -123,7 +123,7 @@ class CompletionBody(Body, frozen=True, kw_only=True, forbid_unknown_fields=True
     suffix: Literal[""] | None = None
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MessagePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a message: text only."""
 
     type: Literal["text"]
@@ -134,7 +134,7 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A turn as it is sent; prompts have no place for a name."""
 
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[MessagePart] | None = None
     name: Literal[""] | None = None
 
     def plain(self) -> Message:
@@ -181,7 +181,7 @@ class ParsedRequest(msgspec.Struct, frozen=True):
         echo: the prompt is part of the answer.
     """
 
-    requests: tuple[Request, ...]
+    requests: tuple[TextRequest, ...]
     prompts: tuple[str, ...]
     begun: tuple[bool, ...]
     echo: bool
@@ -225,7 +225,7 @@ def completion(
             ids, text, added = tuple(prompt), text_of(prompt), False
         for number in range(count):
             requests.append(
-                Request(
+                TextRequest(
                     prompt=ids,
                     sampling=sampling.after(number),
                     max_new_tokens=most,
@@ -265,7 +265,7 @@ def chat(
     top = (body.top_logprobs or 0) if body.logprobs else None
     sampling = body.sampling()
     requests = tuple(
-        Request(
+        TextRequest(
             prompt=ids,
             sampling=sampling.after(number),
             max_new_tokens=most,
@@ -299,9 +299,9 @@ class _Answers(ABC):
     ) -> None:
         self._asked, self._tokenizer = asked, tokenizer
         self._id, self._created, self._model = id, created, model
-        self._pieces: list[list[Piece]] = [[] for _ in asked.requests]
+        self._pieces: list[list[NewText]] = [[] for _ in asked.requests]
 
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: NewText) -> None:
         """Keep a piece.
 
         Raises:
@@ -321,10 +321,10 @@ class _Answers(ABC):
         return iter(())
 
     @abstractmethod
-    def _choice(self, piece: Piece, *, whole: bool) -> JsonObject:
+    def _choice(self, piece: NewText, *, whole: bool) -> JsonObject:
         """Return the choice of a whole text, or of its next piece."""
 
-    def events(self, pieces: Iterable[Piece], *, usage: bool) -> Iterator[JsonObject]:
+    def events(self, pieces: Iterable[NewText], *, usage: bool) -> Iterator[JsonObject]:
         """Yield the events of a stream.
 
         Args:
@@ -385,9 +385,9 @@ class _Answers(ABC):
         return (self._tokenizer.id_to_token(token) or text) if "\ufffd" in text else text
 
 
-def _joined(pieces: Sequence[Piece]) -> Piece:
+def _joined(pieces: Sequence[NewText]) -> NewText:
     """Return the pieces of a text as one."""
-    return Piece(
+    return NewText(
         number=pieces[-1].number,
         text="".join(piece.text for piece in pieces),
         tokens=pieces[-1].tokens,
@@ -412,7 +412,7 @@ class CompletionAnswer(_Answers):
         ]
         self._characters = [0] * len(asked.requests)  # of the tokens told so far
 
-    def _choice(self, piece: Piece, *, whole: bool) -> JsonObject:
+    def _choice(self, piece: NewText, *, whole: bool) -> JsonObject:
         asked, number = self._asked, piece.number
         first = whole or len(self._pieces[number]) == 1
         prompt = asked.prompts[number] if asked.echo and first else ""
@@ -456,7 +456,7 @@ class ChatAnswer(_Answers):
             delta = {"content": "", "role": "assistant"}
             yield {"index": number, "delta": delta, "finish_reason": None, "logprobs": None}
 
-    def _choice(self, piece: Piece, *, whole: bool) -> JsonObject:
+    def _choice(self, piece: NewText, *, whole: bool) -> JsonObject:
         message = {"content": piece.text, **({"role": "assistant"} if whole else {})}
         logprobs = None
         if self._asked.requests[piece.number].logprobs is not None:

@@ -20,8 +20,8 @@ from olm_train.extensions.generate.engine import (
     Engine,
     Finish,
     Generation,
-    Request,
     Scored,
+    TextRequest,
     WritingError,
 )
 
@@ -32,7 +32,7 @@ MAX_WAITING = 1024
 
 
 @dataclass(frozen=True)
-class Piece:
+class NewText:
     """What is new of a text.
 
     Attributes:
@@ -51,19 +51,19 @@ class Piece:
     finish: Finish | None
 
 
-class Job:
+class TextJob:
     """The texts of a request, read by one thread."""
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    def __init__(self, requests: Sequence[TextRequest]) -> None:
         self.requests = tuple(requests)
-        self.pieces: queue.SimpleQueue[Piece | Exception] = queue.SimpleQueue()
+        self.pieces: queue.SimpleQueue[NewText | Exception] = queue.SimpleQueue()
         self.dropped = False
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[NewText]:
         """Yield what is new until all texts have ended; see `read`."""
         return self.read(lambda: False)
 
-    def read(self, gone: Callable[[], bool]) -> Iterator[Piece]:
+    def read(self, gone: Callable[[], bool]) -> Iterator[NewText]:
         """Yield what is new until all texts have ended.
 
         Args:
@@ -75,7 +75,7 @@ class Job:
         """
         left, looked = len(self.requests), time.monotonic()
         while left:
-            piece: Piece | Exception | None = None
+            piece: NewText | Exception | None = None
             with contextlib.suppress(queue.Empty):
                 piece = self.pieces.get(timeout=LOOK_SECONDS)
             if time.monotonic() - looked >= LOOK_SECONDS:
@@ -97,7 +97,7 @@ class Job:
 class _Text:
     """A text of a job, and how much of it was told."""
 
-    def __init__(self, job: Job, number: int, writing: Generation) -> None:
+    def __init__(self, job: TextJob, number: int, writing: Generation) -> None:
         self.job, self.number, self.writing = job, number, writing
         self._told = self._scored = 0
 
@@ -111,7 +111,7 @@ class _Text:
             return
         self._told, self._scored = self._told + len(text), len(writing.scores)
         self.job.pieces.put(
-            Piece(self.number, text, len(writing.ids), scores, prompt_scores, writing.finish)
+            NewText(self.number, text, len(writing.ids), scores, prompt_scores, writing.finish)
         )
 
 
@@ -124,7 +124,7 @@ class Worker:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._asked: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[TextJob | None] = queue.SimpleQueue()
         self._texts: dict[int, _Text] = {}
         self._lock = threading.Lock()
         self._count = 0
@@ -150,13 +150,13 @@ class Worker:
         with self._lock:
             return self._ended
 
-    def submit(self, requests: Sequence[Request]) -> Job:
+    def submit(self, requests: Sequence[TextRequest]) -> TextJob:
         """Ask for texts.
 
         Raises:
             ResourceError: too many are asked for already, or the thread has ended.
         """
-        job = Job(requests)
+        job = TextJob(requests)
         with self._lock:
             if self._ended is not None:
                 raise ResourceError(f"no more texts are written: {self._ended}")
@@ -212,7 +212,7 @@ class Worker:
                 return False
             self._begin(job)
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: TextJob) -> None:
         texts = []
         try:
             for number, request in enumerate(job.requests):

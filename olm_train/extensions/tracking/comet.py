@@ -46,7 +46,7 @@ class Metric(NamedTuple):
     time: int
 
 
-class Place(NamedTuple):
+class ExperimentPlace(NamedTuple):
     """Where an experiment is put, and its tags at the beginning."""
 
     project: str
@@ -54,10 +54,10 @@ class Place(NamedTuple):
     tags: list[str]
 
 
-class Server:
+class CometServer:
     """An experiment on a server, that of COMET_URL_OVERRIDE or Comet's own."""
 
-    def __init__(self, folder: Path, key: str, place: Place) -> None:
+    def __init__(self, folder: Path, key: str, place: ExperimentPlace) -> None:
         self.key, self.place = key, place
         from comet_ml.config import get_api_key, get_config
         from comet_ml.connection.connection_factory import (
@@ -119,7 +119,7 @@ class Server:
 class Archive:
     """Files in the folder of a run, made anew from its log by each start."""
 
-    def __init__(self, folder: Path, key: str, place: Place) -> None:
+    def __init__(self, folder: Path, key: str, place: ExperimentPlace) -> None:
         self.folder, self.key, self.place = folder, key, place
         (folder / FOLDER / key).mkdir(parents=True, exist_ok=True)
         self._path = folder / FOLDER / key / MESSAGES
@@ -254,7 +254,7 @@ class CometTracker(Tracker):
     def __init__(self, run: TrackedRun, options: CometCallback) -> None:
         self._told, self._options = run, options
         self._new = uuid.uuid4().hex
-        self._sink: Server | Archive | None = None
+        self._sink: CometServer | Archive | None = None
         self._logged = 0
         self._last: dict[str, int] = {}
         self._started = False
@@ -270,9 +270,9 @@ class CometTracker(Tracker):
             key = None
         told, options = self._told, self._options
         tags = list(without_secrets(options.tags) or ())
-        place = Place(told.project, options.workspace, tags)
+        place = ExperimentPlace(told.project, options.workspace, tags)
         online = get_config().get_bool(None, "comet.start.online") is not False
-        kind = Server if online else Archive
+        kind = CometServer if online else Archive
         self._sink = kind(told.folder, key or self._new, place)
         if key is None or not online:
             self._sink.describe(told.name, flat(told.config))

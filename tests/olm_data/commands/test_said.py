@@ -12,7 +12,7 @@ from support.command import inside
 from support.tokenizing import texts, write_jsonl
 
 from olm_data.cli import cli
-from olm_data.command import Count
+from olm_data.command import CountParam
 from olm_train.cli import cli as trainer
 
 BOTH = [(cli, name) for name in cli.list_commands(click.Context(cli))]
@@ -85,7 +85,7 @@ def test_quiet_prints_no_table(
     ("text", "number"), [("32K", 32_000), ("32768", 32_768), ("1.5m", 1_500_000)]
 )
 def test_counts_are_taken_as_people_write_them(text: str, number: int) -> None:
-    command = click.Command("x", params=[click.Option(["--most"], type=Count(1))])
+    command = click.Command("x", params=[click.Option(["--most"], type=CountParam(1))])
     assert command.make_context("x", ["--most", text]).params == {"most": number}
     with pytest.raises(click.BadParameter, match="'lots' is not a valid integer"):
         command.make_context("x", ["--most", "lots"])

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from olm_data.config import strict_yaml
 from olm_data.config.convert import Config, as_dict, parse
-from olm_data.config.hints import FilePath, Reader
+from olm_data.config.hints import FilePath, ReadBy
 from olm_data.config.values import KeyPath, Values, differences, dotted
 from olm_data.errors import UsageError
 
@@ -28,7 +28,7 @@ def read_share(value: Any) -> Fraction:
         raise UsageError(f"{value!r} is not a share", fix="write 1/3") from None
 
 
-Share = Annotated[Fraction, Reader(read_share, "a share", {"type": "string"})]
+Share = Annotated[Fraction, ReadBy(read_share, "a share", {"type": "string"})]
 Name = Annotated[str, Meta(pattern="^[a-z]+$", description="a word of small letters")]
 
 

@@ -11,7 +11,7 @@ import pytest
 from olm_data.dataset.eval_set import MANIFEST, REQUESTS, TOKENS, EvalSet, Primary
 from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.errors import InputError, UsageError, ValidationError
-from olm_data.extensions.eval_sets.tasks import Choice, Question, Task, build, read_jsonl
+from olm_data.extensions.eval_sets.tasks import Continuation, Question, Task, build, read_jsonl
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 LINES = [
@@ -86,7 +86,7 @@ def test_a_changed_file_is_refused(tmp_path: Path, tiny_tokenizer: Path, name: s
 
 def test_acc_uncond_needs_a_context_that_asks_nothing(tmp_path: Path, tiny_tokenizer: Path) -> None:
     spec = load_tokenizer(tiny_tokenizer)
-    plain = [Choice("The quick", " fox"), Choice("The quick", " dog")]
+    plain = [Continuation("The quick", " fox"), Continuation("The quick", " dog")]
     task = Task("mine", Primary.acc, [Question(plain, 0)], "mine", "", "mine")
     with pytest.raises(UsageError, match="needs an unconditional context"):
         build(task, spec, str(tmp_path / "a"), primary=Primary.acc_uncond)

@@ -12,7 +12,7 @@ from support.encoding import TEXTS, variant
 
 from olm_data.encoders import TextEncoder, make_encoder
 from olm_data.encoders.base import compare, concatenate
-from olm_data.encoders.code_points import Router
+from olm_data.encoders.code_points import ReferenceRouter
 from olm_data.encoders.gate import prove
 from olm_data.encoders.gigatoken import GigatokenEncoder
 from olm_data.encoders.hf import HfEncoder
@@ -84,7 +84,7 @@ def test_text_that_normalisation_changes_goes_to_the_reference(
     spec = variants(small, "gpt2", form)
     reference = HfEncoder(spec, "plain")
     run = TextEncoder(
-        GigatokenEncoder(spec, "plain"), spec, "plain", lambda: reference, Router(spec, ())
+        GigatokenEncoder(spec, "plain"), spec, "plain", lambda: reference, ReferenceRouter(spec, ())
     )
     buffers = concatenate(text.encode() for text in texts)
     made = run.encode(*buffers)

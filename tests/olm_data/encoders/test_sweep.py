@@ -9,7 +9,7 @@ from support.tokenizer_kinds import SPLITS
 
 from olm_data.encoders import TextEncoder, gate
 from olm_data.encoders.base import concatenate
-from olm_data.encoders.code_points import CodePoints, Router, ranges_of
+from olm_data.encoders.code_points import CodePoints, ReferenceRouter, ranges_of
 from olm_data.encoders.gate import prove
 from olm_data.encoders.hf import HfEncoder
 from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
@@ -49,7 +49,7 @@ def test_the_sweep_finds_exactly_the_code_points_that_differ(
         spec,
         "plain",
         lambda: HfEncoder(spec, "plain"),
-        Router(spec, routed),
+        ReferenceRouter(spec, routed),
     )
     texts = ["plain", *(f"a{chr(p)}b" for p in sorted(points)), "end"]
     made = run.encode(*concatenate(text.encode() for text in texts))

@@ -14,12 +14,12 @@ from olm_data.dataset.arrived import border
 from olm_data.errors import UsageError
 from olm_data.order.arriving import Arriving
 from olm_data.order.prp import round_keys
-from olm_data.order.schedule import Schedule, Stage
+from olm_data.order.schedule import Schedule, ScheduleStage
 
 
 def schedule(bounds: list[int], *, ended: bool, rows: int) -> Schedule:
     order = Arriving(bounds=(tuple(bounds),), ended=(ended,))
-    return Schedule(7, [("web", bounds[-1])], [Stage(rows, (1,))], order)
+    return Schedule(7, [("web", bounds[-1])], [ScheduleStage(rows, (1,))], order)
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(1, 60), st.integers(1, 40))

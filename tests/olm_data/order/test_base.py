@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from olm_data.order.base import Order, SourceEpochs, SourceSize
 from olm_data.order.orders import ORDERS, manifest_orders
-from olm_data.order.schedule import Schedule, Stage
+from olm_data.order.schedule import Schedule, ScheduleStage
 
 
 def draw_order(data: st.DataObject, name: str, rows: list[int]) -> Order:
@@ -66,7 +66,9 @@ def test_a_schedule_finds_each_row_where_it_put_it(name: str, data: st.DataObjec
     order = draw_order(data, name, rows)
     counts = tuple(data.draw(st.integers(1, 3)) for _ in rows)
     sources = [(f"s{i}", n) for i, n in enumerate(rows)]
-    schedule = Schedule(seed, sources, [Stage(data.draw(st.integers(1, 200)), counts)], order)
+    schedule = Schedule(
+        seed, sources, [ScheduleStage(data.draw(st.integers(1, 200)), counts)], order
+    )
     found = schedule.locate(np.arange(schedule.total_rows))
     source = data.draw(st.integers(0, len(rows) - 1))
     row = data.draw(st.integers(0, rows[source] - 1))

@@ -27,7 +27,7 @@ from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import mix
 from olm_data.mixture.summary import summarise
 from olm_data.order.olmo_core import OlmoCore, shuffled, shuffled_positions
-from olm_data.order.schedule import Schedule, Stage
+from olm_data.order.schedule import Schedule, ScheduleStage
 from olm_data.order.shuffled import Shuffled
 from olm_data.rows.reader import RowReader
 from olm_data.rows.views import LockRows
@@ -168,7 +168,7 @@ def test_a_batch_larger_than_the_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not 1 batch of 5,000"):
         mixed(tmp_path / "m", CASES[0] | {"batch_rows": 5000})
     with pytest.raises(ValueError, match="order olmo-core does not fit"):
-        Schedule(0, [("a", 10)], [Stage(10, (1,))], OlmoCore(batch_rows=2, chunk_rows=4))
+        Schedule(0, [("a", 10)], [ScheduleStage(10, (1,))], OlmoCore(batch_rows=2, chunk_rows=4))
 
 
 def test_a_lock_with_an_impossible_order_is_refused(tmp_path: Path) -> None:

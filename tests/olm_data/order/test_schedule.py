@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import prp1_reference as reference
 from support.stand_in import three_sources
 
-from olm_data.order.schedule import Schedule, Stage, sample_rows, schedule_sha256
+from olm_data.order.schedule import Schedule, ScheduleStage, sample_rows, schedule_sha256
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -33,12 +33,12 @@ small_runs = st.integers(1, 4).flatmap(
 
 def make(rows: list[int], stages: list[tuple[int, list[int]]], seed: int = 5) -> Schedule:
     sources = [(f"source-{i}", n) for i, n in enumerate(rows)]
-    return Schedule(seed, sources, [Stage(n, tuple(counts)) for n, counts in stages])
+    return Schedule(seed, sources, [ScheduleStage(n, tuple(counts)) for n, counts in stages])
 
 
 def test_a_whole_schedule_equals_the_golden_one() -> None:
     golden = json.loads((GOLDEN / "schedule.json").read_text())
-    stages = [Stage(rows, tuple(counts)) for rows, counts in golden["stages"]]
+    stages = [ScheduleStage(rows, tuple(counts)) for rows, counts in golden["stages"]]
     schedule = Schedule(golden["seed"], [tuple(s) for s in golden["sources"]], stages)
     place = schedule.locate(np.arange(schedule.total_rows))
     columns = np.stack([place.stage, place.source, place.epoch, place.row], axis=1)
@@ -104,18 +104,22 @@ def test_a_source_keeps_its_order_when_others_are_added_or_shares_change() -> No
         place = schedule.locate(np.arange(schedule.total_rows))
         return place.row[place.source == source][:50].tolist()
 
-    alone = Schedule(1, [("web", 80)], [Stage(80, (1,))])
-    mixed = Schedule(1, [("code", 10), ("web", 80)], [Stage(200, (1, 3))])
+    alone = Schedule(1, [("web", 80)], [ScheduleStage(80, (1,))])
+    mixed = Schedule(1, [("code", 10), ("web", 80)], [ScheduleStage(200, (1, 3))])
     assert order(alone, 0) == order(mixed, 1)
 
 
 def test_stated_rows_by_source_spare_the_tables_of_untouched_stages() -> None:
-    stages = [Stage(10, (3, 1)), Stage(10, (1, 1)), Stage(10, (1, 2))]
+    stages = [ScheduleStage(10, (3, 1)), ScheduleStage(10, (1, 1)), ScheduleStage(10, (1, 2))]
     computed = Schedule(1, [("a", 9), ("b", 9)], stages)
     stated = Schedule(
         1,
         [("a", 9), ("b", 9)],
-        [Stage(10, (3, 1), (8, 2)), Stage(10, (1, 1), (5, 5)), Stage(10, (1, 2), (3, 7))],
+        [
+            ScheduleStage(10, (3, 1), (8, 2)),
+            ScheduleStage(10, (1, 1), (5, 5)),
+            ScheduleStage(10, (1, 2), (3, 7)),
+        ],
     )
     assert len(stated._tables) == 0
     last = np.arange(20, 30)
@@ -124,7 +128,7 @@ def test_stated_rows_by_source_spare_the_tables_of_untouched_stages() -> None:
 
 
 def test_stated_rows_by_source_that_are_wrong_are_refused_when_their_stage_is_touched() -> None:
-    schedule = Schedule(1, [("a", 9), ("b", 9)], [Stage(10, (3, 1), (7, 3))])
+    schedule = Schedule(1, [("a", 9), ("b", 9)], [ScheduleStage(10, (3, 1), (7, 3))])
     with pytest.raises(ValueError, match="rows by source"):
         schedule.locate([0])
 
@@ -137,8 +141,8 @@ def test_rows_outside_the_run_are_refused(rows: list[int]) -> None:
 
 def test_a_drawn_source_without_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one row"):
-        Schedule(0, [("a", 0)], [Stage(1, (1,))])
-    assert Schedule(0, [("a", 0), ("b", 1)], [Stage(1, (0, 1))]).total_rows == 1
+        Schedule(0, [("a", 0)], [ScheduleStage(1, (1,))])
+    assert Schedule(0, [("a", 0), ("b", 1)], [ScheduleStage(1, (0, 1))]).total_rows == 1
 
 
 def test_stages_without_rows_and_empty_batches_are_legal() -> None:

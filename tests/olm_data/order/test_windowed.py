@@ -18,7 +18,7 @@ from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import mix
 from olm_data.mixture.summary import summarise, warnings
 from olm_data.order.prp import round_keys
-from olm_data.order.schedule import Schedule, Stage
+from olm_data.order.schedule import Schedule, ScheduleStage
 from olm_data.order.windowed import Windowed, permute_windowed, unpermute_windowed
 
 GOLDEN = Path(__file__).parent / "golden" / "windowed.json"
@@ -116,7 +116,7 @@ def test_a_windowed_schedule_draws_each_row_once_an_epoch_and_knows_where(
     windowed = Windowed(window_chunks=data.draw(st.integers(1, 5)), chunk_rows=chunks)
     counts = tuple(data.draw(st.integers(1, 4)) for _ in sizes)
     sources = [(f"s{i}", size) for i, size in enumerate(sizes)]
-    stages = [Stage(data.draw(st.integers(1, 200)), counts) for _ in range(2)]
+    stages = [ScheduleStage(data.draw(st.integers(1, 200)), counts) for _ in range(2)]
     schedule = Schedule(3, sources, stages, windowed)
     place = schedule.locate(np.arange(schedule.total_rows))
     for source, size in enumerate(sizes):

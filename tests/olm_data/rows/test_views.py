@@ -18,7 +18,7 @@ from olm_data.extensions.show.render import render
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import mix
 from olm_data.rows.reader import RowReader
-from olm_data.rows.views import DatasetRows, DocumentView, LockRows, RowView
+from olm_data.rows.views import DocumentView, LockRows, RowView, RowViews
 
 
 def documents(two_sources: Path, *, most: int | None = None, **query: Any) -> list[DocumentView]:
@@ -27,7 +27,7 @@ def documents(two_sources: Path, *, most: int | None = None, **query: Any) -> li
 
 def dataset_row(two_sources: Path, number: int, length: int = 2048) -> RowView:
     dataset = Dataset.open(str(two_sources))
-    return DatasetRows(dataset, length).view(number)
+    return RowViews(dataset, length).view(number)
 
 
 def lock_row(lock: str | Path, number: int) -> RowView:

@@ -15,7 +15,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.job import JobFile
 from olm_data.errors import InputError, UsageError
 from olm_data.extensions.slurm.runner import batch_script
-from olm_data.extensions.text_stream.documents import Order, Slot, named_corpus
+from olm_data.extensions.text_stream.documents import ReadingOrder, Slot, named_corpus
 from olm_data.extensions.verify.deep import find_inputs
 from olm_data.sources import own
 from olm_data.storage.store import Store
@@ -84,7 +84,7 @@ def test_it_is_a_corpus_of_a_text_data_set(books: Path, tiny_tokenizer: Path) ->
     from support.texts import given
 
     corpus = named_corpus(f"{MODULE}:Chapters", tiny_tokenizer, root=str(books), subset="one")
-    assert given(corpus, Slot(), Order())[:2] == [
+    assert given(corpus, Slot(), ReadingOrder())[:2] == [
         "book one line 0 and on",
         "book one line 1 and on",
     ]

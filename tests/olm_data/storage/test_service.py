@@ -13,12 +13,12 @@ from support.service_checks import check_service
 
 from olm_data.errors import UsageError
 from olm_data.extensions.http.service import Web
-from olm_data.storage.plain import Memory
+from olm_data.storage.plain import MemoryStore
 from olm_data.storage.service import Refusal, base64_md5
 
 
 def test_memory_does_what_each_request_says(tmp_path: Path) -> None:
-    check_service(Memory("memory", {}), "bucket", tmp_path)
+    check_service(MemoryStore("memory", {}), "bucket", tmp_path)
 
 
 def test_a_store_to_read_refuses_to_write(tmp_path: Path) -> None:

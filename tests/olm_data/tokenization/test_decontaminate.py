@@ -18,7 +18,7 @@ from support.tokenizing import digests, make_dataset, make_request, tokenized, w
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.eval_set import Primary
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
-from olm_data.extensions.eval_sets.tasks import Choice, Question, Task, build
+from olm_data.extensions.eval_sets.tasks import Continuation, Question, Task, build
 from olm_data.extensions.verify.datasets import verify
 from olm_data.runners.local import LocalRunner
 from olm_data.tokenization import decontaminate
@@ -129,7 +129,7 @@ def test_eval_sets_are_read_as_the_text_of_their_requests(
     tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     spec, folder = load_tokenizer(tiny_tokenizer), str(tmp_path / "set")
-    choices = [Choice(QUESTION, " mercury"), Choice(QUESTION, " venus")]
+    choices = [Continuation(QUESTION, " mercury"), Continuation(QUESTION, " venus")]
     build(Task("quiz", Primary.acc, [Question(choices, 0)], "", "", ""), spec, folder)
     found = read_texts([folder], 13, spec)
     assert found.data.decode().splitlines() == [f"{QUESTION} mercury", f"{QUESTION} venus"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.tokenization.pipeline import Stage
+from olm_data.tokenization.pipeline import TaskStage
 
 
 def one_by_one(values: Iterable[int]) -> Generator[int, None, None]:
@@ -25,8 +25,8 @@ def test_all_items_come_in_order_through_two_stages(
             yield 2 * item
 
     with (
-        Stage(one_by_one(values), size=int, limit=first_limit) as first,
-        Stage(doubled(first), size=int, limit=second_limit, after=first) as second,
+        TaskStage(one_by_one(values), size=int, limit=first_limit) as first,
+        TaskStage(doubled(first), size=int, limit=second_limit, after=first) as second,
     ):
         assert list(second) == [2 * value for value in values]
 
@@ -47,7 +47,7 @@ def test_what_is_made_and_not_done_with_is_below_the_limit_before_another_is_mad
             made.append(size)
             yield size
 
-    with Stage(make(), size=int, limit=limit) as items:
+    with TaskStage(make(), size=int, limit=limit) as items:
         last = 0
         for size in items:
             done.append(last)
@@ -58,7 +58,7 @@ def test_what_is_made_and_not_done_with_is_below_the_limit_before_another_is_mad
 
 
 def test_an_item_larger_than_the_limit_passes_alone() -> None:
-    with Stage(one_by_one([1000, 1, 2000]), size=int, limit=10) as items:
+    with TaskStage(one_by_one([1000, 1, 2000]), size=int, limit=10) as items:
         assert list(items) == [1000, 1, 2000]
 
 
@@ -69,8 +69,8 @@ def test_an_error_comes_once_after_the_items_before_it_and_through_later_stages(
 
     before = threading.active_count()
     with (
-        Stage(failing(), size=int, limit=9) as first,
-        Stage(one_by_one(first), size=int, limit=9, after=first) as second,
+        TaskStage(failing(), size=int, limit=9) as first,
+        TaskStage(one_by_one(first), size=int, limit=9, after=first) as second,
     ):
         assert next(second) == 1
         with pytest.raises(KeyError, match="second"):
@@ -87,7 +87,7 @@ def test_an_error_that_is_no_exception_comes_too() -> None:
         raise Panic
         yield 0
 
-    with pytest.raises(Panic), Stage(panicking(), size=int, limit=9) as items:
+    with pytest.raises(Panic), TaskStage(panicking(), size=int, limit=9) as items:
         next(items)
 
 
@@ -103,8 +103,8 @@ def test_an_error_of_the_consumer_ends_the_stages_and_closes_what_they_read() ->
 
     def consume() -> None:
         with (
-            Stage(endless(), size=int, limit=3) as first,
-            Stage(one_by_one(first), size=int, limit=3, after=first) as second,
+            TaskStage(endless(), size=int, limit=3) as first,
+            TaskStage(one_by_one(first), size=int, limit=3, after=first) as second,
         ):
             for _ in second:
                 raise OSError("disk full")
@@ -124,9 +124,9 @@ def test_a_stage_that_waits_for_one_that_is_stuck_ends_when_the_consumer_leaves(
         waiting.set()
         release.wait()
 
-    first = Stage(stuck(), size=int, limit=9)
+    first = TaskStage(stuck(), size=int, limit=9)
     with first:
-        with Stage(one_by_one(first), size=int, limit=9, after=first) as second:
+        with TaskStage(one_by_one(first), size=int, limit=9, after=first) as second:
             assert next(second) == 1
             waiting.wait()
         # here the second stage has ended although the first gave it nothing

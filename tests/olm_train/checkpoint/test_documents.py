@@ -13,7 +13,7 @@ import pytest
 from olm_data.bounded_json import MalformedJson
 from olm_data.config.hints import FilePath
 from olm_train.checkpoint.documents import (
-    Origin,
+    RunOrigin,
     RunState,
     default_work_dir,
     saved_config,
@@ -30,7 +30,7 @@ STATE = RunState(
     world_size=2,
     data_loader={"rows_consumed": 12},
     callbacks={"mine": {"last": 3}},
-    origin=Origin("../other/step00000001", 1, "ab"),
+    origin=RunOrigin("../other/step00000001", 1, "ab"),
 )
 
 

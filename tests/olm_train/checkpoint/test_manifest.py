@@ -13,9 +13,9 @@ from olm_data.errors import ValidationError
 from olm_data.storage.store import Store
 from olm_train.checkpoint.manifest import (
     MANIFEST,
+    CheckpointManifest,
     FileEntry,
     Kind,
-    Manifest,
 )
 
 GOLDEN = """\
@@ -44,10 +44,10 @@ GOLDEN = """\
 """
 
 
-def example(*names: str) -> Manifest:
+def example(*names: str) -> CheckpointManifest:
     files = [FileEntry("train.json", 2, "ef"), FileEntry("model_and_optim/index.json", 3, "cd")]
     files += [FileEntry(name, 1, "00") for name in names]
-    return Manifest(7, Kind.ephemeral, "ab", tuple(files), fence=7)
+    return CheckpointManifest(7, Kind.ephemeral, "ab", tuple(files), fence=7)
 
 
 def forged(**changes: Any) -> bytes:
@@ -66,7 +66,7 @@ def test_format_version_3_is_pinned() -> None:
 
 def test_a_manifest_reads_back(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_bytes(example().encode())
-    read = Manifest.read(Store(tmp_path))
+    read = CheckpointManifest.read(Store(tmp_path))
     assert (read.step, read.kind, read.lock_digest) == (7, Kind.ephemeral, "ab")
     assert read.encode() == example().encode()
 
@@ -74,13 +74,13 @@ def test_a_manifest_reads_back(tmp_path: Path) -> None:
 def test_the_folder_of_the_files_is_one_of_a_lease(tmp_path: Path) -> None:
     for folder in ("lease-000012", ""):
         (tmp_path / MANIFEST).write_bytes(forged(folder=folder))
-        read = Manifest.read(Store(tmp_path))
+        read = CheckpointManifest.read(Store(tmp_path))
         assert (read.fence, read.folder) == (7, folder)
         assert read.files_in(Store("/a")).root == f"/a/{folder}".rstrip("/")
     for folder in ("..", "lease-1", "model_and_optim", "lease-000001/..", 3):
         (tmp_path / MANIFEST).write_bytes(forged(folder=folder))
         with pytest.raises(ValidationError, match="manifest"):
-            Manifest.read(Store(tmp_path))
+            CheckpointManifest.read(Store(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_every_edit_is_refused(tmp_path: Path, edit: object) -> None:
     value = json.loads(example().encode())
     (tmp_path / MANIFEST).write_text(json.dumps(edit(value)))  # type: ignore[operator]
     with pytest.raises(ValidationError):
-        Manifest.read(Store(tmp_path))
+        CheckpointManifest.read(Store(tmp_path))
 
 
 def test_another_version_is_named(tmp_path: Path) -> None:
@@ -108,11 +108,11 @@ def test_another_version_is_named(tmp_path: Path) -> None:
         ValidationError,
         match="olm-checkpoint version 4; this program reads olm-checkpoint version 3",
     ):
-        Manifest.read(Store(tmp_path))
+        CheckpointManifest.read(Store(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "model_and_optim/../../x", ""])
 def test_a_name_outside_the_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / MANIFEST).write_bytes(example(name).encode())
     with pytest.raises(ValidationError, match="no file of a checkpoint"):
-        Manifest.read(Store(tmp_path))
+        CheckpointManifest.read(Store(tmp_path))

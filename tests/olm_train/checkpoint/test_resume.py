@@ -12,7 +12,7 @@ from support.runs import build_trainer, metrics, same_bits, tensors
 
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.run_log.log import read_starts
-from olm_train.checkpoint.documents import Origin
+from olm_train.checkpoint.documents import RunOrigin
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.distributed.world import World
 from olm_train.extensions.hf_export.command import main
@@ -65,7 +65,7 @@ def test_all_state_goes_on_in_another_folder_as_the_run_itself_would(
     assert metrics(tmp_path / "other") == metrics(same)[3:]
     found = open_checkpoint(tmp_path / "other" / "step00000006", World())
     origin = open_checkpoint(first / "step00000003", World())
-    assert found.state.origin == Origin(
+    assert found.state.origin == RunOrigin(
         path=os.path.relpath(first / "step00000003", tmp_path / "other"),
         step=3,
         digest=origin.manifest.digest,

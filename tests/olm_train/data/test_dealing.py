@@ -14,8 +14,8 @@ from support.batches import make_batch
 from olm_data.errors import UsageError
 from olm_train.data.dealing import (
     TOLERANCE,
+    ContextShare,
     Dealing,
-    Share,
     deal,
     imbalance,
     needs_of,
@@ -130,7 +130,7 @@ def test_shares_put_together_are_the_micro_batch() -> None:
     dealing = Dealing(4, (None, 9))
     whole = dealing(make_batch([[50, 14], [64], [1] * 64], vocab_size=50))
     assert dealing(whole) is whole
-    shares = [Share.take(whole, rank, lambda share: []) for rank in range(4)]
+    shares = [ContextShare.take(whole, rank, lambda share: []) for rank in range(4)]
     order = torch.cat([share.own for share in shares])
     for name in ("input_ids", "labels"):
         together = torch.cat([getattr(share, name)[0] for share in shares])

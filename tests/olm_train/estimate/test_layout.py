@@ -13,7 +13,7 @@ from support.expert_ranks import of_experts
 from support.training import MODEL, build
 
 from olm_data.errors import UsageError
-from olm_train.estimate.layout import Run, choose, require_layout
+from olm_train.estimate.layout import SharedRun, choose, require_layout
 from olm_train.estimate.memory import TrainingTensors, memory_of_step
 from olm_train.estimate.sharding import Goal, Machine, candidates
 from olm_train.model.decoder import build_decoder
@@ -44,12 +44,12 @@ def degrees_of(module: TransformerTrainModuleConfig) -> dict[str, int]:
     return {axis: config.degree for axis, config in found.items() if config is not None}
 
 
-def run_of(model: Any, module: Any, ranks: int, nodes: int = 1, memory: int = 1) -> Run:
+def run_of(model: Any, module: Any, ranks: int, nodes: int = 1, memory: int = 1) -> SharedRun:
     machine = Machine(world_size=ranks, nodes=nodes, memory=memory)
-    return Run(model, module, machine, [256], lambda readers: [64 // readers])
+    return SharedRun(model, module, machine, [256], lambda readers: [64 // readers])
 
 
-def chosen(goal: Goal, run: Run) -> tuple[TransformerTrainModuleConfig, str]:
+def chosen(goal: Goal, run: SharedRun) -> tuple[TransformerTrainModuleConfig, str]:
     module, why = choose(
         goal,
         run.model,
@@ -61,7 +61,7 @@ def chosen(goal: Goal, run: Run) -> tuple[TransformerTrainModuleConfig, str]:
     return module, "\n".join(why)
 
 
-def needs(run: Run, axes: int) -> list[int]:
+def needs(run: SharedRun, axes: int) -> list[int]:
     """Bytes of every layout of so many axes, by degrees that are tried one after another."""
     machine, tensors = run.machine, TrainingTensors.count(run.model, run.module.optim)
     decoder, found = build_decoder(run.model, device="meta"), []

@@ -11,7 +11,7 @@ from support.hf_twin import save_both
 from support.tokenizing import make_dataset, write_jsonl
 
 from olm_train.checkpoint.portable import open_portable
-from olm_train.extensions.downstream.evaluation import Evaluation
+from olm_train.extensions.downstream.evaluation import EvaluationData
 from olm_train.extensions.harness.model import OlmLM
 
 TEXTS = ["a", "the fox", "seven owls sleep while a dog jumps.\n", "def f(x):\n    return x", "über"]
@@ -31,7 +31,7 @@ def test_they_are_those_of_lm_eval_whether_bos_begins_documents_or_eos_ends_them
     data = str(tmp_path / "tokens")
     make_dataset([file], tiny_tokenizer, data, bos=bos, eos=eos)
     found = open_portable(str(model), "latest", print)
-    measured = Evaluation(found, [data], sequence_length=256).measure(found).datasets[data]
+    measured = EvaluationData(found, [data], sequence_length=256).measure(found).datasets[data]
     lm = OlmLM(model, max_length=256)
     texts = asked("loglikelihood_rolling", *((text,) for text in TEXTS))
     log_p = sum(lm.loglikelihood_rolling(texts, disable_tqdm=True))
@@ -50,6 +50,6 @@ def test_there_are_none_where_nothing_stands_before_a_first_token(
     data = str(tmp_path / "tokens")
     make_dataset([file], tiny_tokenizer, data, bos="none", eos="none")
     found = open_portable(str(model), "latest", print)
-    measured = Evaluation(found, [data], sequence_length=256).measure(found).datasets[data]
+    measured = EvaluationData(found, [data], sequence_length=256).measure(found).datasets[data]
     assert "CE loss" in measured
     assert "BPB" not in measured

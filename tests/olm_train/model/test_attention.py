@@ -32,7 +32,7 @@ from olm_train.model.attention import (
     attention_backend,
 )
 from olm_train.model.attention_backend import DocumentLayout, Scores, Use
-from olm_train.model.attention_dense import Documents, block_causal_mask
+from olm_train.model.attention_dense import DenseDocuments, block_causal_mask
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -109,7 +109,7 @@ def test_documents_one_by_one_are_the_rows_under_their_mask(
     layout = layout_of(make_batch(LONG, vocab_size=2))
     sdpa, scores = ATTENTION_BACKENDS["sdpa"], Scores(scale=0.3, softcap=softcap)
     masked = replace(sdpa, prepare=lambda each: block_causal_mask(each.doc_start, each.window))
-    assert isinstance(sdpa.prepare(layout), Documents)
+    assert isinstance(sdpa.prepare(layout), DenseDocuments)
     generator = torch.Generator().manual_seed(1)
     drawn = [torch.randn(3, 256, heads, 16, generator=generator) for heads in (4, *[kv_heads] * 2)]
     ours, theirs = (

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from olm_train.model.layers import Linear
+from olm_train.model.layers import LinearLayer
 from olm_train.model.norm import LayerNorm, RMSNorm
 
 WIDTH = 12
@@ -25,7 +25,7 @@ def test_layers_compute_in_the_dtype_of_their_input_and_keep_their_weights(
     dtype: torch.dtype,
 ) -> None:
     x = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(1)).to(dtype)
-    linear, norm = Linear(WIDTH, 5, bias=True), RMSNorm(WIDTH, eps=1e-6)
+    linear, norm = LinearLayer(WIDTH, 5, bias=True), RMSNorm(WIDTH, eps=1e-6)
     for module in (linear, norm):
         stir(module)
         out = module(x)
@@ -57,5 +57,5 @@ def test_a_zero_centred_norm_multiplies_by_one_and_its_weight() -> None:
 
 
 def test_a_linear_map_knows_the_rows_of_each_of_its_matrices() -> None:
-    assert Linear(WIDTH, 10).parts == (10,)
-    assert Linear(WIDTH, 10, parts=(4, 6)).parts == (4, 6)
+    assert LinearLayer(WIDTH, 10).parts == (10,)
+    assert LinearLayer(WIDTH, 10, parts=(4, 6)).parts == (4, 6)

@@ -22,14 +22,14 @@ from olm_train.optim.schedule import (
     Power,
     Sequential,
 )
-from olm_train.optim.schedule_base import Schedule
+from olm_train.optim.schedule_base import LRSchedule
 
 TO_ALPHA_F = [Linear, CosineWithWarmup, Exponential, WSD, CosineWithWarmupAndLinearDecay, Power]
 SMOOTH = [*TO_ALPHA_F, InvSqrt]
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> tuple[Schedule, int, int]:
+def runs(draw: st.DrawFn) -> tuple[LRSchedule, int, int]:
     """(schedule, its warm-up in steps, steps of the run)."""
     max_steps = draw(st.integers(20, 3000))
     warmup = draw(st.integers(0, max_steps // 2))
@@ -48,13 +48,13 @@ def runs(draw: st.DrawFn) -> tuple[Schedule, int, int]:
 
 
 @given(runs())
-def test_factor_stays_between_zero_and_the_peak(run: tuple[Schedule, int, int]) -> None:
+def test_factor_stays_between_zero_and_the_peak(run: tuple[LRSchedule, int, int]) -> None:
     schedule, _, max_steps = run
     assert all(0.0 <= schedule.lr_factor(t, max_steps) <= 1.0 for t in range(max_steps + 1))
 
 
 @given(runs())
-def test_warm_up_rises_strictly_from_zero_to_one(run: tuple[Schedule, int, int]) -> None:
+def test_warm_up_rises_strictly_from_zero_to_one(run: tuple[LRSchedule, int, int]) -> None:
     schedule, warmup, max_steps = run
     rise = [schedule.lr_factor(t, max_steps) for t in range(warmup + 1)]
     assert rise == sorted(set(rise))
@@ -65,14 +65,14 @@ def test_warm_up_rises_strictly_from_zero_to_one(run: tuple[Schedule, int, int])
 
 
 @given(runs())
-def test_after_the_warm_up_it_never_rises(run: tuple[Schedule, int, int]) -> None:
+def test_after_the_warm_up_it_never_rises(run: tuple[LRSchedule, int, int]) -> None:
     schedule, warmup, max_steps = run
     fall = [schedule.lr_factor(t, max_steps) for t in range(warmup, max_steps + 1)]
     assert fall == sorted(fall, reverse=True)
 
 
 @given(runs())
-def test_the_last_step_is_exactly_at_alpha_f(run: tuple[Schedule, int, int]) -> None:
+def test_the_last_step_is_exactly_at_alpha_f(run: tuple[LRSchedule, int, int]) -> None:
     schedule, _, max_steps = run
     assume(not isinstance(schedule, InvSqrt))  # it knows no end
     expected = getattr(schedule, "alpha_f", 1.0)
@@ -80,7 +80,7 @@ def test_the_last_step_is_exactly_at_alpha_f(run: tuple[Schedule, int, int]) -> 
 
 
 @given(runs())
-def test_no_step_jumps(run: tuple[Schedule, int, int]) -> None:
+def test_no_step_jumps(run: tuple[LRSchedule, int, int]) -> None:
     schedule, warmup, max_steps = run
     assume(isinstance(schedule, Constant | CosineWithWarmup | Linear | WSD))  # a known steepness
     factors = [schedule.lr_factor(t, max_steps) for t in range(max_steps + 1)]
@@ -96,7 +96,7 @@ def test_no_step_jumps(run: tuple[Schedule, int, int]) -> None:
 
 
 @given(runs(), st.randoms())
-def test_a_factor_depends_on_nothing_asked_before(run: tuple[Schedule, int, int], random) -> None:  # type: ignore[no-untyped-def]
+def test_a_factor_depends_on_nothing_asked_before(run: tuple[LRSchedule, int, int], random) -> None:  # type: ignore[no-untyped-def]
     schedule, _, max_steps = run
     steps = list(range(0, max_steps + 1, 7))
     in_order = {t: schedule.lr_factor(t, max_steps) for t in steps}
@@ -192,7 +192,9 @@ def test_a_part_of_a_sequence_that_would_stay_at_zero_is_refused() -> None:
     ],
     ids=str,
 )
-def test_options_out_of_range_are_refused(kind: type[Schedule], options: dict[str, object]) -> None:
+def test_options_out_of_range_are_refused(
+    kind: type[LRSchedule], options: dict[str, object]
+) -> None:
     with pytest.raises(UsageError, match="|".join([*options, "schedulers"])):
         kind(**options)  # type: ignore[arg-type]
 

@@ -37,7 +37,7 @@ from support.training import LENGTHS, ROWS, build
 from support.training import assert_alike as assert_near
 
 from olm_data.errors import UsageError
-from olm_train.data.dealing import Dealing, Share
+from olm_train.data.dealing import ContextShare, Dealing
 from olm_train.distributed.world import World
 from olm_train.model.decoder import build_decoder
 from olm_train.model.head import Head
@@ -192,7 +192,7 @@ def test_losses_of_labels_are_shown_as_on_one_rank(ranks: Ranks) -> None:
 def test_positions_of_a_share_are_those_in_the_document(degree: int) -> None:
     whole = Dealing(degree, (None,))(make_batch(LONG, vocab_size=8))
     for rank in range(degree):
-        share = Share.take(whole, rank, lambda share: [])
+        share = ContextShare.take(whole, rank, lambda share: [])
         places = share.own
         assert torch.equal(share.positions[0], whole.positions.flatten()[places])
         assert torch.equal(share.labels[0], whole.labels.flatten()[places])

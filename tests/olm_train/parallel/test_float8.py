@@ -22,7 +22,7 @@ from olm_data.errors import UsageError
 from olm_train.distributed.world import World
 from olm_train.estimate.memory import memory_of_step
 from olm_train.model.decoder import Decoder, build_decoder
-from olm_train.model.layers import Linear, product
+from olm_train.model.layers import LinearLayer, product
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import ContextParallelConfig
 from olm_train.parallel.float8 import Float8Config
@@ -49,7 +49,7 @@ def converted(model: Decoder) -> set[str]:
     return {
         name
         for name, layer in model.named_modules()
-        if isinstance(layer, Linear) and layer.product is not product
+        if isinstance(layer, LinearLayer) and layer.product is not product
     }
 
 

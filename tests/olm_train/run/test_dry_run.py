@@ -19,7 +19,7 @@ from olm_train.estimate.memory import memory_of_step
 from olm_train.model.presets import PRESETS
 from olm_train.run.command import main
 from olm_train.run.config import RunConfig
-from olm_train.run.dry_run import Plan, describe, first_rows
+from olm_train.run.dry_run import DryRunPlan, describe, first_rows
 
 FOR_FOUR = "--train_module.rank_microbatch_size=64"
 """Ranks that share the tiny mixture's batch."""
@@ -64,7 +64,7 @@ def test_days_follow_from_flops_ranks_and_the_stated_mfu(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
     config = resolved(tiny_mixture, tmp_path)
-    text = describe(config, 4, Plan(gpu=GPUS["h200"], mfu=0.25))
+    text = describe(config, 4, DryRunPlan(gpu=GPUS["h200"], mfu=0.25))
     found = re.search(r"on 4 x h200 at 25% of their peak.*: ([\d,]+) tokens a second", text)
     assert found is not None
     flops = num_flops_per_token(config.model, pairs_per_token=(32 + 1) / 2)
@@ -89,7 +89,7 @@ def test_layers_in_8_bits_are_named_without_torchao_and_refused_without_bf16(
     config = resolved(tiny_mixture, tmp_path, "--model={preset: olm-125m}", option)
     assert "\nfloat8 rowwise: 40 linear layers (attention.w_qkv, " in describe(config, 4)
     with pytest.raises(UsageError, match="give bfloat16, and the blocks compute in float32"):
-        describe(config, 4, Plan(gpu=GPUS["t4"]))
+        describe(config, 4, DryRunPlan(gpu=GPUS["t4"]))
 
 
 def test_a_gpu_without_bf16_is_planned_in_float32(tiny_mixture: Path, tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from support.command import olm_data
 from support.store_proxy import Exchange, Fault, Proxy, answer, ignore_condition, passing, reset
 
 from olm_data.errors import UsageError
-from olm_data.extensions.doctor.doctor import Finding, examine
+from olm_data.extensions.doctor.doctor import PlaceFinding, examine
 from olm_data.storage.bucket import Bucket
 from olm_data.storage.store import Store
 
 
-def findings(place: str) -> dict[str, Finding]:
+def findings(place: str) -> dict[str, PlaceFinding]:
     return {finding.check: finding for finding in examine(place).findings}
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from olm_data.dataset.eval_set import MANIFEST, EvalSet, Primary
 from olm_data.errors import InputError, UsageError
-from olm_data.extensions.eval_sets.tasks import Choice, Question, Task, build
+from olm_data.extensions.eval_sets.tasks import Continuation, Question, Task, build
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 
 def made(folder: Path, tokenizer: Path, *pairs: tuple[str, str], **ends: str) -> EvalSet:
-    choices = [Choice(*pair) for pair in pairs]
+    choices = [Continuation(*pair) for pair in pairs]
     task = Task("mine", Primary.acc, [Question(choices, 0)], "mine", "", "mine")
     return build(task, load_tokenizer(tokenizer, **ends), str(folder))
 
@@ -83,7 +83,9 @@ def test_it_is_not_written_where_no_output_can_be(
     output: str, tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    task = Task("mine", Primary.acc, [Question([Choice("the", " fox")], 0)], "mine", "", "mine")
+    task = Task(
+        "mine", Primary.acc, [Question([Continuation("the", " fox")], 0)], "mine", "", "mine"
+    )
     with pytest.raises(UsageError):
         build(task, load_tokenizer(tiny_tokenizer), output)
     assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from olm_data.extensions.report.evaluations import EvaluationTable, Score, plus_minus, point
+from olm_data.extensions.report.evaluations import EvaluationTable, TaskScore, plus_minus, point
 from olm_data.extensions.report.run_view import RunView
 from olm_data.extensions.watching.watched import EVAL, Measured, WatchedEvaluation
 from olm_data.run_log.log import Evaluation
@@ -27,7 +27,7 @@ def test_a_point_has_losses_bits_and_scores_apart() -> None:
     found = point(entry(5, web=dict(SET), downstream_arc=dict(TASK), empty={"CE loss": None}))
     assert found.losses == {"web": 2.0}
     assert found.bits == {"web": 1.25}
-    assert found.scores == {"downstream/arc": Score("len_norm", 0.5, 0.0625)}
+    assert found.scores == {"downstream/arc": TaskScore("len_norm", 0.5, 0.0625)}
 
 
 def test_what_stands_is_the_latest_by_step_and_not_by_time() -> None:

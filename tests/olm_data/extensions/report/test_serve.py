@@ -18,7 +18,7 @@ from support.browser import Browser, browser, needs_browser
 from olm_data.errors import ResourceError
 from olm_data.extensions.ledger.files import Entries, LedgerInfo, LedgerWriter
 from olm_data.extensions.report.run_view import RunView
-from olm_data.extensions.report.serve import Server
+from olm_data.extensions.report.serve import PageServer
 from olm_data.extensions.report.write import write_report
 from olm_data.mixture.lock import Lock
 from olm_data.rows.views import LockRows
@@ -29,15 +29,15 @@ HOSTILE = "<img src=x onerror=document.title='hacked'><script>document.title='ha
 
 
 @pytest.fixture
-def server(lock: Path, run: Path) -> Iterator[Server]:
+def server(lock: Path, run: Path) -> Iterator[PageServer]:
     with served([RunView(run, HOSTILE, str(lock))]) as serving:
         yield serving
 
 
 @contextlib.contextmanager
-def served(views: list[RunView]) -> Iterator[Server]:
+def served(views: list[RunView]) -> Iterator[PageServer]:
     """Answer for some runs while the body runs."""
-    with Server(views, 0) as serving:
+    with PageServer(views, 0) as serving:
         thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -47,7 +47,7 @@ def served(views: list[RunView]) -> Iterator[Server]:
             thread.join()
 
 
-def get(server: Server, path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+def get(server: PageServer, path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
     connection.request("GET", path, headers=headers)
     answer = connection.getresponse()
@@ -56,14 +56,14 @@ def get(server: Server, path: str, **headers: str) -> tuple[int, bytes, dict[str
     return found
 
 
-def test_it_listens_on_loopback_only(server: Server) -> None:
+def test_it_listens_on_loopback_only(server: PageServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
     with pytest.raises(ResourceError, match="cannot be listened on"):
-        Server([], server.server_port)
+        PageServer([], server.server_port)
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1", ""])
-def test_a_request_under_another_name_is_refused(host: str, server: Server) -> None:
+def test_a_request_under_another_name_is_refused(host: str, server: PageServer) -> None:
     for path in ("/", "/data?run=0", "/step?run=0&step=1"):
         code, body, _ = get(server, path, Host=host)
         assert code == 421
@@ -77,11 +77,11 @@ def test_a_request_under_another_name_is_refused(host: str, server: Server) -> N
         "/step?run=0&step=x", "/step?run=99999999999999999999&step=1", "//etc/passwd", "/%2e%2e/",
     ],
 )  # fmt: skip
-def test_no_path_is_served(path: str, server: Server) -> None:
+def test_no_path_is_served(path: str, server: PageServer) -> None:
     assert get(server, path)[0] == 404
 
 
-def test_every_answer_says_that_nothing_else_may_be_run_or_fetched(server: Server) -> None:
+def test_every_answer_says_that_nothing_else_may_be_run_or_fetched(server: PageServer) -> None:
     for path in ("/", "/data?run=0", "/nothing"):
         headers = get(server, path)[2]
         policy = headers["Content-Security-Policy"]
@@ -91,7 +91,7 @@ def test_every_answer_says_that_nothing_else_may_be_run_or_fetched(server: Serve
         assert headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_what_fails_is_an_answer(server: Server, run: Path) -> None:
+def test_what_fails_is_an_answer(server: PageServer, run: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write("{\n")
     code, body, _ = get(server, "/data?run=0")
@@ -127,7 +127,7 @@ def chromium(started: Browser) -> Iterator[Browser]:
 
 @needs_browser
 def test_a_browser_draws_the_run_as_it_grows_and_a_click_shows_documents(
-    chromium: Browser, server: Server, run: Path
+    chromium: Browser, server: PageServer, run: Path
 ) -> None:
     piece = BadDocument(None, HOSTILE, 1, "line", "s", 0, 0, 9)
     bad = BadStep(step=3, loss="9.5", grad_norm="7.0", rows=[BadRow(1, "main", "a", [piece])])
@@ -191,7 +191,7 @@ def ledger_of(lock: Path, run: Path, step: int) -> list[dict[str, Any]]:
 
 @needs_browser
 def test_a_click_shows_what_each_document_cost_and_the_page_what_each_source_does(
-    chromium: Browser, server: Server, lock: Path, run: Path
+    chromium: Browser, server: PageServer, lock: Path, run: Path
 ) -> None:
     want = ledger_of(lock, run, 3)
     assert get(server, "/data?run=0")[0] == 200  # reads the log

@@ -12,7 +12,7 @@ from support.texts import given, write_texts
 
 from olm_data.errors import InputError, UsageError
 from olm_data.extensions.text_stream import documents as module
-from olm_data.extensions.text_stream.documents import Order, Slot, local_corpus
+from olm_data.extensions.text_stream.documents import ReadingOrder, Slot, local_corpus
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 
 
@@ -24,18 +24,18 @@ def test_a_large_file_is_cut_into_units_that_hold_all_of_it(
     monkeypatch.setattr(module, "UNITS", 1 << 40)
     corpus = local_corpus(tmp_path, spec)
     assert len(corpus.units) > 5
-    assert given(corpus, Slot(), Order()) == texts
-    dealt = [given(corpus, Slot(n, 2), Order()) for n in range(2)]
+    assert given(corpus, Slot(), ReadingOrder()) == texts
+    dealt = [given(corpus, Slot(n, 2), ReadingOrder()) for n in range(2)]
     assert sorted(dealt[0] + dealt[1]) == sorted(texts)
 
 
 def test_it_is_the_same_in_another_process(tmp_path: Path, spec: TokenizerSpec) -> None:
     texts = write_texts(tmp_path, [3])
     corpus = local_corpus(tmp_path, spec)
-    assert given(corpus, Slot(), Order()) == texts  # its encoder is made
+    assert given(corpus, Slot(), ReadingOrder()) == texts  # its encoder is made
     again = pickle.loads(pickle.dumps(corpus))
     assert again == corpus
-    assert given(again, Slot(), Order()) == texts
+    assert given(again, Slot(), ReadingOrder()) == texts
 
 
 def test_the_digest_tells_whether_other_tokens_would_come(
@@ -58,7 +58,7 @@ def test_the_encoder_asked_for_is_proved_and_gives_the_same(
     texts = write_texts(tmp_path, [20])
     fast = local_corpus(tmp_path, spec, encoder="gigatoken")
     assert fast.encoder == "gigatoken"
-    assert given(fast, Slot(), Order()) == texts
+    assert given(fast, Slot(), ReadingOrder()) == texts
     with pytest.raises(UsageError, match="no encoder"):
         local_corpus(tmp_path, spec, encoder="quickest")
 

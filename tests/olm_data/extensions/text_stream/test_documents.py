@@ -13,7 +13,12 @@ from hypothesis import settings
 from support.texts import given, spelled, write_texts
 
 from olm_data.extensions.text_stream import documents
-from olm_data.extensions.text_stream.documents import Documents, Order, Slot, local_corpus
+from olm_data.extensions.text_stream.documents import (
+    DocumentStream,
+    ReadingOrder,
+    Slot,
+    local_corpus,
+)
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=12)
@@ -32,7 +37,7 @@ def test_the_workers_of_all_ranks_are_given_each_document_once_in_each_epoch(
 ) -> None:
     folder = tmp_path_factory.mktemp("texts")
     texts = write_texts(folder, sizes)
-    corpus, order = local_corpus(folder, spec), Order(seed=seed, buffer=5)
+    corpus, order = local_corpus(folder, spec), ReadingOrder(seed=seed, buffer=5)
     slots = ranks * workers
     for epoch in range(3):
         dealt = [given(corpus, Slot(n, slots), order, epoch) for n in range(slots)]
@@ -45,13 +50,17 @@ def test_reading_goes_on_from_each_document(
 ) -> None:
     write_texts(tmp_path, [9, 1, 30, 4, 2, 8, 8, 8, 1])
     (tmp_path / "part-004.jsonl").write_text('{"text": ""}\n{"text": "x"}\nno json\n')
-    corpus, order, slot = local_corpus(tmp_path, spec), Order(seed=seed, buffer=7), Slot(0, slots)
-    whole = Documents(corpus, slot, order, 1)
+    corpus, order, slot = (
+        local_corpus(tmp_path, spec),
+        ReadingOrder(seed=seed, buffer=7),
+        Slot(0, slots),
+    )
+    whole = DocumentStream(corpus, slot, order, 1)
     made = list(whole)
     assert len(made) > 10
     for k, document in enumerate(made):
-        place = msgspec.json.decode(msgspec.json.encode(document.place), type=documents.Place)
-        rest = Documents(corpus, slot, order, 1, place)
+        place = msgspec.json.decode(msgspec.json.encode(document.place), type=documents.EpochPlace)
+        rest = DocumentStream(corpus, slot, order, 1, place)
         assert [ids.tolist() for _, ids in rest] == [ids.tolist() for _, ids in made[k:]]
         assert rest.counts == whole.counts
 
@@ -66,11 +75,11 @@ def test_many_files_are_dealt_whole_and_few_by_document(
     monkeypatch.setattr(
         type(corpus), "batches", lambda self, unit: opened.append(unit.input) or read(self, unit)
     )
-    two = given(corpus, Slot(1, 2), Order())
+    two = given(corpus, Slot(1, 2), ReadingOrder())
     assert opened == [1, 3, 5, 7]
     assert [text[:13] for text in two[5:7]] == ["file 1 text 5", "file 3 text 0"]
     opened.clear()
-    three = given(corpus, Slot(1, 3), Order())
+    three = given(corpus, Slot(1, 3), ReadingOrder())
     assert opened == list(range(8))
     assert [text[:13] for text in three[:3]] == ["file 0 text 1", "file 0 text 4", "file 1 text 0"]
 
@@ -82,7 +91,7 @@ def test_a_shuffle_moves_files_and_documents_and_differs_between_epochs_and_seed
     corpus = local_corpus(tmp_path, spec)
 
     def order(seed: int | None, epoch: int, buffer: int = 40) -> list[str]:
-        return given(corpus, Slot(), Order(seed=seed, buffer=buffer), epoch)
+        return given(corpus, Slot(), ReadingOrder(seed=seed, buffer=buffer), epoch)
 
     assert order(None, 0) == order(None, 1) == texts
     assert order(1, 0) == order(1, 0)
@@ -100,9 +109,9 @@ def test_a_block_of_long_documents_ends_by_bytes(
     texts = write_texts(tmp_path, [20])
     monkeypatch.setattr(documents, "BLOCK_BYTES", 50)
     corpus = local_corpus(tmp_path, spec)
-    shuffled = given(corpus, Slot(), Order(seed=0))
+    shuffled = given(corpus, Slot(), ReadingOrder(seed=0))
     assert sorted(shuffled) == sorted(texts)
-    places = [doc.place.document for doc in Documents(corpus, Slot(), Order(seed=0), 0)]
+    places = [doc.place.document for doc in DocumentStream(corpus, Slot(), ReadingOrder(seed=0), 0)]
     assert len(set(places)) > 5
 
 
@@ -120,7 +129,7 @@ def test_what_is_dropped_is_counted_once_by_all_readers_together(
     (tmp_path / "more.jsonl").write_text("\n".join(lines) + "\n")
     corpus = local_corpus(tmp_path, spec)
     for slots in (1, 2, 3):
-        readers = [Documents(corpus, Slot(n, slots), Order(), 0) for n in range(slots)]
+        readers = [DocumentStream(corpus, Slot(n, slots), ReadingOrder(), 0) for n in range(slots)]
         texts = [spelled(spec, doc.ids) for reader in readers for doc in reader]
         assert len(texts) == 11
         total = sum((reader.counts for reader in readers), start=type(readers[0].counts)())

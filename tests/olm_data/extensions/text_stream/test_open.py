@@ -13,7 +13,7 @@ from support.hub_corpora import CHECKS
 from support.hub_stub import HubStub, write_fineweb_edu
 from support.texts import given, write_texts
 
-from olm_data.extensions.text_stream.documents import Order, Slot, local_corpus
+from olm_data.extensions.text_stream.documents import ReadingOrder, Slot, local_corpus
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 
@@ -36,11 +36,11 @@ def test_files_of_ones_own_are_taken_as_tokenize_takes_them(
 ) -> None:
     texts = write_texts(tmp_path / "a", [3, 3])
     files = sorted((tmp_path / "a").iterdir())
-    assert given(local_corpus([str(files[1])], tiny_tokenizer), Slot(), Order()) == texts[3:]
+    assert given(local_corpus([str(files[1])], tiny_tokenizer), Slot(), ReadingOrder()) == texts[3:]
     (tmp_path / "b.txt").write_text("one\n\n\ntwo\n")
     (tmp_path / "notes.pdf").write_text("x")
     cut = local_corpus(tmp_path / "b.txt", str(tiny_tokenizer), separator="blank-lines")
-    assert given(cut, Slot(), Order()) == ["one", "two"]
+    assert given(cut, Slot(), ReadingOrder()) == ["one", "two"]
     table = tmp_path / "c.parquet"
     pq.write_table(pa.table({"body": ["x y"], "text": ["z"]}), table)
-    assert given(local_corpus(table, spec, text_column="body"), Slot(), Order()) == ["x y"]
+    assert given(local_corpus(table, spec, text_column="body"), Slot(), ReadingOrder()) == ["x y"]

@@ -12,12 +12,12 @@ from support.texts import documents_of, write_texts
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError
 from olm_data.extensions.text_stream.documents import (
-    Documents,
-    Order,
+    DocumentStream,
+    ReaderState,
+    ReadingOrder,
     Slot,
-    State,
-    Window,
-    Windows,
+    TokenWindow,
+    WindowStream,
     local_corpus,
     row_of,
 )
@@ -36,11 +36,11 @@ def test_windows_are_the_documents_end_to_end_and_cuts_their_borders(
     tmp_path: Path, spec: TokenizerSpec, length: int, slots: int, seed: int | None
 ) -> None:
     write_texts(tmp_path, [5, 9, 2])
-    corpus, order = local_corpus(tmp_path, spec), Order(seed=seed, buffer=4)
+    corpus, order = local_corpus(tmp_path, spec), ReadingOrder(seed=seed, buffer=4)
     for number in range(slots):
         slot = Slot(number, slots)
-        stream = np.concatenate([doc.ids for doc in Documents(corpus, slot, order, 0)])
-        windows = Windows(corpus, length, slot, order, State())
+        stream = np.concatenate([doc.ids for doc in DocumentStream(corpus, slot, order, 0)])
+        windows = WindowStream(corpus, length, slot, order, ReaderState())
         made = list(windows)
         assert len(made) == (len(stream) - 1) // length
         for k, window in enumerate(made):
@@ -60,16 +60,20 @@ def test_each_state_goes_on_with_the_windows_that_would_have_come(
 ) -> None:
     write_texts(tmp_path, [5, 9, 2, 30])
     (tmp_path / "long.txt").write_text("one long document " * 60)
-    corpus, order, slot = local_corpus(tmp_path, spec), Order(seed=seed, buffer=6), Slot(0, slots)
-    whole = Windows(corpus, LENGTH, slot, order, State(epoch=2))
-    states, made = [whole.state], list[Window]()
+    corpus, order, slot = (
+        local_corpus(tmp_path, spec),
+        ReadingOrder(seed=seed, buffer=6),
+        Slot(0, slots),
+    )
+    whole = WindowStream(corpus, LENGTH, slot, order, ReaderState(epoch=2))
+    states, made = [whole.state], list[TokenWindow]()
     for window in whole:
         made.append(window)
         states.append(whole.state)
     states.append(whole.state)
     for k, state in enumerate(states):
-        stored = msgspec.json.decode(msgspec.json.encode(state), type=State)
-        rest = Windows(corpus, LENGTH, slot, order, stored)
+        stored = msgspec.json.decode(msgspec.json.encode(state), type=ReaderState)
+        rest = WindowStream(corpus, LENGTH, slot, order, stored)
         again = list(rest)
         assert [w.tokens.tolist() for w in again] == [w.tokens.tolist() for w in made[k:]]
         assert [w.cuts.tolist() for w in again] == [w.cuts.tolist() for w in made[k:]]
@@ -84,7 +88,11 @@ def test_rows_are_those_of_a_dataset_of_the_same_text(
     write_texts(tmp_path / "text", [5, 9, 2])
     tokenize(tmp_path / "text", tokenizer=tiny_tokenizer, output=tmp_path / "tokens", workers=1)
     dataset = DatasetRows(Dataset.open(str(tmp_path / "tokens")), LENGTH)
-    windows = list(Windows(local_corpus(tmp_path / "text", spec), LENGTH, Slot(), Order(), State()))
+    windows = list(
+        WindowStream(
+            local_corpus(tmp_path / "text", spec), LENGTH, Slot(), ReadingOrder(), ReaderState()
+        )
+    )
     assert len(windows) == dataset.total_rows - 1, "the last row there is padded"
     for k, window in enumerate(windows):
         row, shard_row = row_of(window), dataset.read(np.array([k]))
@@ -97,5 +105,9 @@ def test_rows_are_those_of_a_dataset_of_the_same_text(
 def test_text_of_which_nothing_is_left_is_an_error(tmp_path: Path, spec: TokenizerSpec) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": ""}\nbroken\n')
     with pytest.raises(InputError, match="none of the 2 records is a document") as caught:
-        list(Windows(local_corpus(tmp_path, spec), LENGTH, Slot(), Order(), State()))
+        list(
+            WindowStream(
+                local_corpus(tmp_path, spec), LENGTH, Slot(), ReadingOrder(), ReaderState()
+            )
+        )
     assert caught.value.why == "empty 1, malformed 1"

@@ -16,7 +16,13 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from olm_data.errors import UsageError, ValidationError
-from olm_data.extensions.text_stream.documents import Documents, Slot, State, Windows, row_of
+from olm_data.extensions.text_stream.documents import (
+    DocumentStream,
+    ReaderState,
+    Slot,
+    WindowStream,
+    row_of,
+)
 from olm_train import LocalTextDataset
 from olm_train.checkpoint.state import from_json, to_json
 from olm_train.data.batch import Batch
@@ -88,7 +94,7 @@ def test_workers_of_all_ranks_share_the_text_and_epochs_differ(
         windows = [
             w
             for slot in readers
-            for w in Windows(data.corpus, LENGTH, slot, data.order, State(epoch=epoch))
+            for w in WindowStream(data.corpus, LENGTH, slot, data.order, ReaderState(epoch=epoch))
         ]
         assert sorted(found) == sorted(rows(Batch.from_rows(row_of(w)) for w in windows))
         epochs.append(sorted(found))
@@ -202,7 +208,7 @@ def test_what_is_left_out_is_said_once_an_epoch(
 
 
 def _documents(data: LocalTextDataset) -> Any:
-    return Documents(data.corpus, Slot(), data.order, 0)
+    return DocumentStream(data.corpus, Slot(), data.order, 0)
 
 
 def test_rows_can_be_left_out_at_the_beginning(make: Callable[..., LocalTextDataset]) -> None:

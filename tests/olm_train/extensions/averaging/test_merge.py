@@ -14,7 +14,7 @@ from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError
 from olm_data.storage.store import Store
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import Checkpoint, open_checkpoint
-from olm_train.checkpoint.manifest import FileEntry, Manifest
+from olm_train.checkpoint.manifest import CheckpointManifest, FileEntry
 from olm_train.checkpoint.merged import Merge, folder_of_paths, merge_of
 from olm_train.distributed.world import World
 from olm_train.extensions.averaging import merge as module
@@ -212,7 +212,7 @@ def test_a_merge_json_of_others_is_not_believed(
     folder, _ = merge_checkpoints(three, "uniform", tmp_path / "out")
     path = Path(folder, "merge.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    before = Manifest.read(Store(folder))
+    before = CheckpointManifest.read(Store(folder))
     kept = (entry for entry in before.files if entry.name != "merge.json")
     files = (*kept, FileEntry.of(Path(folder), "merge.json"))
     Path(folder, "manifest.json").write_bytes(replace(before, files=files).encode())

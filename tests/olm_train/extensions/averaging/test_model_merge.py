@@ -145,12 +145,12 @@ def test_what_olm_train_evaluate_finds_is_what_the_log_says(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
     from olm_train.checkpoint.portable import open_portable
-    from olm_train.extensions.downstream.evaluation import Evaluation
+    from olm_train.extensions.downstream.evaluation import EvaluationData
 
     trainer_with(tiny_mixture, tmp_path, merge_last_n_steps=5).fit()
     held = str(tiny_mixture.parent / "held")
     found = open_portable(tmp_path, "step00000024-merged", print)
-    result = Evaluation(found, (held,)).measure(found).datasets[held]
+    result = EvaluationData(found, (held,)).measure(found).datasets[held]
     logged = next(x["eval"] for x in metrics(tmp_path) if "merged/held" in x.get("eval", {}))
     assert result["CE loss"] == pytest.approx(logged["merged/held"]["CE loss"], rel=1e-6)
 

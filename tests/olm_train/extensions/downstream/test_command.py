@@ -24,7 +24,7 @@ from olm_train.checkpoint.portable import open_portable
 from olm_train.data.batch import Batch
 from olm_train.extensions.downstream import evaluation as evaluate
 from olm_train.extensions.downstream.command import main
-from olm_train.extensions.downstream.evaluation import Evaluation
+from olm_train.extensions.downstream.evaluation import EvaluationData
 from olm_train.extensions.hf_export.command import main as export
 from olm_train.model.decoder import Decoder
 
@@ -190,7 +190,7 @@ def test_a_few_tokens_make_few_rows(
     monkeypatch.setattr(evaluate, "losses_of", losses_of)
     data = [str(run / "mine"), str(tiny_mixture.parent / "held")]
     found = open_portable(run / "run", "latest", print)
-    Evaluation(found, data, sequence_length=1 << 20).measure(found)
+    EvaluationData(found, data, sequence_length=1 << 20).measure(found)
     tokens = [EvalSet.open(data[0]).info.tokens, Dataset.open(data[1]).tokens]
     assert seen == [(1, size) for size in tokens]
 
@@ -204,4 +204,4 @@ def test_data_that_are_not_there_and_a_dataset_for_a_model_are_said_in_these_wor
     with pytest.raises(InputError, match="this is a dataset, not the folder of a training run"):
         find_checkpoint(tiny_mixture.parent / "prose", World(), print)
     with pytest.raises(InputError, match=r"there is nothing at this path\n  where: .*nope\.txt"):
-        Evaluation(None, [str(tmp_path / "nope.txt")], sequence_length=8)  # type: ignore[arg-type]
+        EvaluationData(None, [str(tmp_path / "nope.txt")], sequence_length=8)  # type: ignore[arg-type]

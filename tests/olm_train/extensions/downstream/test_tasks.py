@@ -17,7 +17,7 @@ from support.runs import group_world
 
 from olm_data.dataset.eval_set import EvalSet, Primary
 from olm_data.errors import UsageError, ValidationError
-from olm_data.extensions.eval_sets.tasks import Choice, Question, Task, build
+from olm_data.extensions.eval_sets.tasks import Continuation, Question, Task, build
 from olm_data.mixture.lock import Lock
 from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_train.distributed.world import World
@@ -113,7 +113,7 @@ def test_each_request_has_one_log_likelihood_on_1_2_and_4_ranks(
 
 
 def test_ties_go_to_the_first_choice_and_are_counted(tmp_path: Path, tiny_tokenizer: Path) -> None:
-    same = [Choice("The quick", " fox"), Choice("The quick", " fox")]
+    same = [Continuation("The quick", " fox"), Continuation("The quick", " fox")]
     task = Task("ties", Primary.acc, [Question(same, 0), Question(same, 1)], "mine", "", "mine")
     made = build(task, load_tokenizer(tiny_tokenizer), str(tmp_path / "set"))
     model = tiny_model(made.info.tokenizer.vocab_size)

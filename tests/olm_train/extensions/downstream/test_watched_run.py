@@ -26,7 +26,7 @@ from olm_train.checkpoint.manifest import complete_folders
 from olm_train.checkpoint.portable import TrainedModel
 from olm_train.extensions.downstream import watched_run
 from olm_train.extensions.downstream.command import main
-from olm_train.extensions.downstream.evaluation import Evaluation
+from olm_train.extensions.downstream.evaluation import EvaluationData
 from olm_train.extensions.downstream.watched_run import Stop, Watch, names_of
 
 pytestmark = pytest.mark.xdist_group("watched-run")  # its fixtures are made once
@@ -171,7 +171,7 @@ def test_a_checkpoint_that_goes_while_it_is_read_is_said_and_skipped(
 
 
 def watcher(run: Path, place: str, say: Callable[[str], None], stop: Stop) -> Watch:
-    return Watch(str(run), lambda found: Evaluation(found, [place]), say, stop)
+    return Watch(str(run), lambda found: EvaluationData(found, [place]), say, stop)
 
 
 def test_two_watchers_share_the_checkpoints_and_do_none_twice(
@@ -384,9 +384,9 @@ def test_a_run_that_is_moved_away_while_it_is_read_gets_no_folder_in_its_place(
         if "any more" in text:
             stop.set()
 
-    def moved(found: TrainedModel) -> Evaluation:
+    def moved(found: TrainedModel) -> EvaluationData:
         run.rename(run.parent / "elsewhere")
-        return Evaluation(found, [str(tiny_mixture.parent / "held")])
+        return EvaluationData(found, [str(tiny_mixture.parent / "held")])
 
     Watch(str(run), moved, say, stop).follow()
     assert said[0] == "note: step00000002 was removed while it was read"

@@ -16,7 +16,7 @@ from support.talking import POSITIONS, save_talker
 
 from olm_data.errors import UsageError, shown
 from olm_train.extensions.generate.chat import Chat, main
-from olm_train.extensions.generate.engine import Request
+from olm_train.extensions.generate.engine import TextRequest
 from olm_train.extensions.generate.loaded import LoadedModel
 from olm_train.extensions.generate.sampling import Sampling
 from olm_train.extensions.generate.template import ChatTemplate
@@ -39,7 +39,7 @@ def new_chat(loaded: LoadedModel, notes: list[str], most: int = 6) -> Chat:
 
 
 def written(loaded: LoadedModel, prompt: str, seed: int, most: int = 6) -> str:
-    asked = Request(
+    asked = TextRequest(
         prompt=loaded.ids_of(prompt), sampling=Sampling(seed=seed), max_new_tokens=most,
         stop=("\nUser:",),
     )  # fmt: skip

@@ -17,15 +17,15 @@ from support.small_tokenizer import train
 from tokenizers import Tokenizer
 
 from olm_data.errors import UsageError
-from olm_train.extensions.generate.engine import Engine, Request
-from olm_train.extensions.generate.runner import CachedRunner, Read, Runner, WholeRunner
+from olm_train.extensions.generate.engine import Engine, TextRequest
+from olm_train.extensions.generate.runner import CachedRunner, Read, TextRunner, WholeRunner
 from olm_train.extensions.generate.sampling import Sampling
 from olm_train.model.decoder import Decoder
 
 CPU = torch.device("cpu")
 
 
-class Chain(Runner):
+class Chain(TextRunner):
     """Logits that are a function of the last token alone."""
 
     def __init__(self, logits: dict[int, list[float]]) -> None:
@@ -55,32 +55,32 @@ def model() -> Decoder:
 
 
 def test_it_ends_at_the_end_of_document_and_leaves_it_out() -> None:
-    (text,) = Engine(Chain(RING), ends=(3,)).run([Request(prompt=(0,), sampling=GREEDY)])
+    (text,) = Engine(Chain(RING), ends=(3,)).run([TextRequest(prompt=(0,), sampling=GREEDY)])
     assert (text.ids, text.finish) == ([1, 2], "stop")
 
 
 def test_it_ends_after_so_many_tokens_and_where_the_context_does() -> None:
     asked = [
-        Request(prompt=(0,), sampling=GREEDY, max_new_tokens=2),
-        Request(prompt=(0, 0, 0), sampling=GREEDY, max_new_tokens=9),
-        Request(prompt=(0,) * 5, sampling=GREEDY, max_new_tokens=0),
+        TextRequest(prompt=(0,), sampling=GREEDY, max_new_tokens=2),
+        TextRequest(prompt=(0, 0, 0), sampling=GREEDY, max_new_tokens=9),
+        TextRequest(prompt=(0,) * 5, sampling=GREEDY, max_new_tokens=0),
     ]
     texts = Engine(Chain(RING), context=5).run(asked)
     assert [text.ids for text in texts] == [[1, 2], [1, 2], []]
     assert {text.finish for text in texts} == {"length"}
     with pytest.raises(UsageError, match="5 tokens, and the model looks at 5"):
-        Engine(Chain(RING), context=5).add(Request(prompt=(0,) * 5))
+        Engine(Chain(RING), context=5).add(TextRequest(prompt=(0,) * 5))
     with pytest.raises(UsageError, match="no token"):
-        Engine(Chain(RING)).add(Request(prompt=()))
+        Engine(Chain(RING)).add(TextRequest(prompt=()))
     with pytest.raises(UsageError, match="stop strings"):
-        Engine(Chain(RING)).add(Request(prompt=(1,), stop=("a",)))
+        Engine(Chain(RING)).add(TextRequest(prompt=(1,), stop=("a",)))
 
 
 @pytest.mark.parametrize("options", [{}, {"sampling": Sampling(seed=1), "logprobs": 1}])
 def test_logits_that_are_no_numbers_end_their_own_text_only(options: dict[str, Any]) -> None:
     chain = Chain({**RING, 2: [math.nan] * 5})
     given = {"sampling": GREEDY, "max_new_tokens": 3} | options
-    asked = [Request(prompt=(n,), **given) for n in (0, 2, 3)]
+    asked = [TextRequest(prompt=(n,), **given) for n in (0, 2, 3)]
     texts = Engine(chain).run(asked)
     assert [text.finish for text in texts] == ["non-finite", "non-finite", "length"]
     assert [text.ids for text in texts] == [[1, 2], [], [4, 0, 1]]
@@ -88,7 +88,7 @@ def test_logits_that_are_no_numbers_end_their_own_text_only(options: dict[str, A
 
 def test_a_row_that_is_free_is_taken_by_the_next() -> None:
     chain = Chain(RING)
-    asked = [Request(prompt=(0,), sampling=GREEDY, max_new_tokens=n) for n in (9, 1, 1, 8)]
+    asked = [TextRequest(prompt=(0,), sampling=GREEDY, max_new_tokens=n) for n in (9, 1, 1, 8)]
     engine = Engine(chain, max_rows=2)
     assert [len(text.ids) for text in engine.run(asked)] == [9, 1, 1, 8]
     assert chain.calls[1] < 12  # one after another it would be 15
@@ -99,7 +99,7 @@ def test_prompts_are_packed_up_to_a_limit() -> None:
     calls = {}
     for limit in (4, 100, None):
         chain = Chain(RING)
-        asked = [Request(prompt=(0, 1), max_new_tokens=1) for _ in range(5)]
+        asked = [TextRequest(prompt=(0, 1), max_new_tokens=1) for _ in range(5)]
         Engine(chain, prefill_tokens=limit).run(asked)
         calls[limit] = chain.calls[0]
     assert calls == {4: 3, 100: 1, None: 1}
@@ -113,7 +113,7 @@ wish = st.builds(
     seed=st.integers(0, 99),
 )
 request = st.builds(
-    Request,
+    TextRequest,
     prompt=st.lists(st.integers(0, 49), min_size=1, max_size=16).map(tuple),
     sampling=wish,
     max_new_tokens=st.integers(1, 16),
@@ -123,7 +123,7 @@ request = st.builds(
 @settings(deadline=None, max_examples=10)
 @given(asked=st.lists(request, min_size=1, max_size=6), rows=st.integers(1, 4), late=st.integers())
 def test_a_batch_is_its_single_texts(
-    model: Decoder, asked: list[Request], rows: int, late: int
+    model: Decoder, asked: list[TextRequest], rows: int, late: int
 ) -> None:
     def engine(rows: int) -> Engine:
         return Engine(CachedRunner(model, CPU), ends=(7,), context=40, max_rows=rows)
@@ -142,7 +142,8 @@ def test_a_batch_is_its_single_texts(
 
 def test_one_that_is_dropped_leaves_the_others_as_they_were(model: Decoder) -> None:
     asked = [
-        Request(prompt=(n, n + 1), sampling=Sampling(seed=n), max_new_tokens=12) for n in range(3)
+        TextRequest(prompt=(n, n + 1), sampling=Sampling(seed=n), max_new_tokens=12)
+        for n in range(3)
     ]
     whole = Engine(CachedRunner(model, CPU)).run(asked)
     engine = Engine(CachedRunner(model, CPU), max_rows=3)
@@ -160,7 +161,7 @@ def test_one_that_is_dropped_leaves_the_others_as_they_were(model: Decoder) -> N
 @torch.no_grad()
 def test_scores_are_the_models_own(model: Decoder) -> None:
     prompt = (5, 6, 7, 8)
-    asked = Request(
+    asked = TextRequest(
         prompt=prompt, sampling=Sampling(temperature=3.0, seed=2), max_new_tokens=5,
         logprobs=3, score_prompt=True,
     )  # fmt: skip
@@ -187,7 +188,7 @@ def test_stop_strings_end_a_text_of_characters(tmp_path: Path) -> None:
     size = tokenizer.get_vocab_size()
     chain = Chain({i: [9.0 * (n == follow.get(i)) for n in range(size)] for i in range(size)})
     asked = [
-        Request(prompt=(ids[0],), sampling=GREEDY, stop=stop, max_new_tokens=7)
+        TextRequest(prompt=(ids[0],), sampling=GREEDY, stop=stop, max_new_tokens=7)
         for stop in (("fg", "zz"), (), ("hi",))
     ]
     texts = Engine(chain, tokenizer).run(asked)

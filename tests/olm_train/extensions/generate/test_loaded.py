@@ -33,9 +33,9 @@ def test_a_saved_model_writes_up_to_its_positions(saved: Path) -> None:
     loaded = LoadedModel.open(str(saved), "latest", print, device=torch.device("cpu"))
     assert (loaded.rules.begins, loaded.rules.eos, loaded.context) == (None, 0, 20)
     engine = loaded.engine(2)
-    from olm_train.extensions.generate.engine import Request
+    from olm_train.extensions.generate.engine import TextRequest
 
-    (text,) = engine.run([Request(prompt=loaded.ids_of("abc"), max_new_tokens=50)])
+    (text,) = engine.run([TextRequest(prompt=loaded.ids_of("abc"), max_new_tokens=50)])
     assert text.finish == "stop" or len(loaded.ids_of("abc")) + len(text.ids) == 20
 
 

@@ -12,7 +12,7 @@ from support.model_options import CONFIG, EXPERTS, FAMILIES, stirred
 
 from olm_train.extensions.generate.runner import (
     CachedRunner,
-    Runner,
+    TextRunner,
     WholeRunner,
     knows_cache,
     runner_of,
@@ -63,7 +63,7 @@ texts = st.lists(st.lists(st.integers(0, 49), min_size=1, max_size=20), min_size
 
 def same(prompts: list[list[int]], more: int, leave: int, model: Decoder) -> None:
     """Feed random tokens to both runners; a row leaves and another comes on the way."""
-    runners: list[Runner] = [CachedRunner(model, CPU), WholeRunner(model, CPU)]
+    runners: list[TextRunner] = [CachedRunner(model, CPU), WholeRunner(model, CPU)]
     draw = torch.Generator().manual_seed(len(prompts))
 
     def agree(values: list[torch.Tensor]) -> None:
@@ -146,7 +146,7 @@ def test_a_prompt_in_parts_is_what_it_is_as_a_whole(
     shape: dict[str, Any], size: int, chunk: int, beside: int
 ) -> None:
     model = stirred(CONFIG.changed(**shape))
-    runners: list[Runner] = [CachedRunner(model, CPU, chunk), WholeRunner(model, CPU)]
+    runners: list[TextRunner] = [CachedRunner(model, CPU, chunk), WholeRunner(model, CPU)]
     draw = torch.Generator().manual_seed(size)
     prompts = [[1, 2, 3]] * beside + [torch.randint(50, (size,), generator=draw).tolist()]
 

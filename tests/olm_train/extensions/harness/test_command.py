@@ -25,7 +25,7 @@ from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_train.extensions.downstream.command import main as evaluate
 from olm_train.extensions.generate.loaded import LoadedModel
 from olm_train.extensions.generate.template import ChatTemplate
-from olm_train.extensions.serve.command import Server
+from olm_train.extensions.serve.command import ModelServer
 from olm_train.extensions.serve.worker import Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("harness")]
@@ -148,7 +148,7 @@ def serving(model: Path) -> Iterator[str]:
     loaded = LoadedModel.open(str(model), "latest", print, device=torch.device("cpu"))
     with (
         Worker(loaded.engine(8)) as worker,
-        Server(loaded, ChatTemplate(), worker, "tiny", 0) as server,
+        ModelServer(loaded, ChatTemplate(), worker, "tiny", 0) as server,
     ):
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()

@@ -35,7 +35,7 @@ from olm_train.checkpoint.manifest import candidates
 from olm_train.checkpoint.portable import evaluation_model
 from olm_train.distributed.world import World
 from olm_train.extensions.hf_export.export import export
-from olm_train.extensions.hf_export.job import Options
+from olm_train.extensions.hf_export.job import ExportOptions
 from olm_train.trainer import Trainer
 
 BEGIN = ("--trainer.load_trainer_state=false", "--trainer.load_optim_state=false")
@@ -196,7 +196,7 @@ def test_from_a_bucket_the_rows_of_each_rank_and_no_copy(
     assert far_origin.path == url
     assert far_origin.files == near_origin.files
     exported = f"{url}-exported"
-    export(ends[1], exported, Options(dtype="float32", shard_bytes=40_000, check="files"))
+    export(ends[1], exported, ExportOptions(dtype="float32", shard_bytes=40_000, check="files"))
     again = begin(tiny_mixture, tmp_path / "again", exported)
     again.restore()
     wanted = evaluation_model(ends[1]).state_dict()

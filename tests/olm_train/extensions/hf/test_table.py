@@ -8,10 +8,10 @@ import pytest
 import transformers
 from support.hf_models import OLD
 
-from olm_train.extensions.hf.attention import OneWindow, QueryScale, Windows
+from olm_train.extensions.hf.attention import LayerWindows, OneWindow, QueryScale
 from olm_train.extensions.hf.family import Family
-from olm_train.extensions.hf.fields import REQUIRED, Constant, Number
-from olm_train.extensions.hf.positions import LayerRope, NoRope, Rope, TableSize
+from olm_train.extensions.hf.fields import REQUIRED, FixedValue, Number
+from olm_train.extensions.hf.positions import EqualRope, LayerRope, NoRope, TableSize
 from olm_train.extensions.hf.table import FAMILIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("transformers")]
@@ -28,7 +28,7 @@ def test_absent_fields_mean_what_they_mean_to_transformers(family: Family) -> No
     said = {
         row.name: row.default
         for row in family.rows
-        if isinstance(row, Number | Constant) and row.default is not REQUIRED
+        if isinstance(row, Number | FixedValue) and row.default is not REQUIRED
     }
     for row in family.rows:
         match row:
@@ -42,7 +42,7 @@ def test_absent_fields_mean_what_they_mean_to_transformers(family: Family) -> No
                 said["query_pre_attn_scalar"] = row.default
             case TableSize():
                 said["n_positions"] = row.default
-            case Rope() | LayerRope():
+            case EqualRope() | LayerRope():
                 said["max_position_embeddings"] = row.positions
     assert said == {name: getattr(default, name, None) for name in said}
 
@@ -52,16 +52,16 @@ def test_absent_bases_and_windows_too(family: Family) -> None:
     default = class_defaults(family)
     for row in family.rows:
         if OLD:
-            if isinstance(row, Rope) or (isinstance(row, LayerRope) and row.local):
+            if isinstance(row, EqualRope) or (isinstance(row, LayerRope) and row.local):
                 assert default.rope_theta == row.theta
             if isinstance(row, LayerRope) and row.local:
                 assert getattr(default, row.local) == row.windowed
-        elif isinstance(row, Rope):
+        elif isinstance(row, EqualRope):
             assert default.rope_parameters["rope_theta"] == row.theta
         elif isinstance(row, LayerRope):
             bases = {kind: each["rope_theta"] for kind, each in default.rope_parameters.items()}
             assert bases == {"full_attention": row.theta, "sliding_attention": row.windowed}
-        if isinstance(row, Windows | OneWindow):
+        if isinstance(row, LayerWindows | OneWindow):
             switched = getattr(default, "use_sliding_window", True)
             assert default.sliding_window == (row.default if switched else None)
 

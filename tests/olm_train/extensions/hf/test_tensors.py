@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from olm_train.extensions.hf.tensors import Part, TensorMap
+from olm_train.extensions.hf.tensors import TensorMap, TensorPart
 
 MAP = TensorMap(
-    "w", (11, 3), (Part("q", (4, 3), 0, 4), Part("k", (3, 2), 4, 2, transposed=True),
-                   Part("v", (2, 3), 6, 2)),
+    "w", (11, 3), (TensorPart("q", (4, 3), 0, 4), TensorPart("k", (3, 2), 4, 2, transposed=True),
+                   TensorPart("v", (2, 3), 6, 2)),
 )  # fmt: skip
 """Eight rows of parts, and three that pad."""
 THEIRS = {part.name: torch.randn(part.shape) for part in MAP.parts}
@@ -48,7 +48,7 @@ def test_the_whole_gives_their_tensors_back() -> None:
 
 EXPERTS = TensorMap(
     "experts", (4, 6, 3), tuple(
-        Part(f"{expert}.{name}", (3, 3), expert, 1, within=slice(first, first + 3))
+        TensorPart(f"{expert}.{name}", (3, 3), expert, 1, within=slice(first, first + 3))
         for expert in range(4)
         for name, first in (("gate", 0), ("up", 3))
     ),

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.hf_exports import OLMO2, read, receipt_of, trained
 
-from olm_data.model_receipt import Receipt
+from olm_data.model_receipt import ModelReceipt
 from olm_train.extensions.hf_export.command import main
 
 
@@ -44,7 +44,7 @@ def test_each_option_has_its_effect(run: Path, tmp_path: Path) -> None:
     assert (receipt.claim.dtype, receipt.claim.shard_bytes) == ("float16", 20_000)
     assert receipt.claim.tied_head is False  # the head of this model is its own
     assert receipt.verified.model is None
-    assert isinstance(receipt, Receipt)
+    assert isinstance(receipt, ModelReceipt)
     assert len(list(hf.glob("model-*.safetensors"))) > 2
     assert read(hf / "config.json")["max_position_embeddings"] == 77
     assert (hf / "chat_template.jinja").read_text() == template.read_text()

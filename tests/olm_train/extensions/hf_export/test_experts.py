@@ -15,7 +15,7 @@ from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.portable import evaluation_model
 from olm_train.extensions.hf.model_format import load_model
 from olm_train.extensions.hf_export.export import export
-from olm_train.extensions.hf_export.job import Options
+from olm_train.extensions.hf_export.job import ExportOptions
 
 pytestmark = pytest.mark.xdist_group("transformers")
 
@@ -35,7 +35,7 @@ def test_transformers_computes_the_same_and_the_folder_comes_back_bit_for_bit(
     run: tuple[str, Checkpoint], tmp_path: Path
 ) -> None:
     architecture, checkpoint = run
-    options = Options(dtype="float32", shard_bytes=30_000, check="transformers")
+    options = ExportOptions(dtype="float32", shard_bytes=30_000, check="transformers")
     export(checkpoint, str(tmp_path / "out"), options)
     receipt = receipt_of(tmp_path / "out")
     assert receipt.model_class == architecture
@@ -60,5 +60,5 @@ def test_a_bias_for_balance_is_refused_by_name_before_anything_is_written(
     model = OLMOE.replace("name: aux", "name: bias")
     checkpoint = trained(tiny_mixture, tmp_path / "run", model)
     with pytest.raises(UsageError, match=r"feed_forward\.balance is bias"):
-        export(checkpoint, str(tmp_path / "out"), Options(check="files"))
+        export(checkpoint, str(tmp_path / "out"), ExportOptions(check="files"))
     assert not (tmp_path / "out").exists()

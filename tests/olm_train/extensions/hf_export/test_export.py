@@ -17,7 +17,7 @@ from olm_train.distributed.world import World
 from olm_train.extensions.averaging.merge import merge_checkpoints
 from olm_train.extensions.hf_export import verify
 from olm_train.extensions.hf_export.export import export
-from olm_train.extensions.hf_export.job import Options
+from olm_train.extensions.hf_export.job import ExportOptions
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def checkpoint(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def exported(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same exported in float32, in several files, computed with by transformers."""
     folder = tmp_path_factory.mktemp("exported") / "hf"
-    options = Options(dtype="float32", shard_bytes=40_000, check="transformers")
+    options = ExportOptions(dtype="float32", shard_bytes=40_000, check="transformers")
     export(checkpoint, str(folder), options)
     return folder
 
@@ -87,22 +87,22 @@ def test_the_same_again_does_nothing_and_another_is_refused(
     exported: Path, checkpoint: Checkpoint
 ) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in exported.iterdir()}
-    options = Options(dtype="float32", shard_bytes=40_000)
+    options = ExportOptions(dtype="float32", shard_bytes=40_000)
     assert export(checkpoint, str(exported), options).already
     with pytest.raises(ConflictError, match="holds something else"):
-        export(checkpoint, str(exported), Options(dtype="bfloat16"))
+        export(checkpoint, str(exported), ExportOptions(dtype="bfloat16"))
     assert before == {path.name: path.stat().st_mtime_ns for path in exported.iterdir()}
 
 
 def test_a_folder_with_anything_in_it_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("mine")
     with pytest.raises(ConflictError, match="holds something else"):
-        export(checkpoint, str(tmp_path), Options())
+        export(checkpoint, str(tmp_path), ExportOptions())
     assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
 
 
 def test_a_receipt_says_no_more_than_was_compared(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    result = export(checkpoint, str(tmp_path / "hf"), Options(check="files"))
+    result = export(checkpoint, str(tmp_path / "hf"), ExportOptions(check="files"))
     verified = result.receipt.verified
     assert verified.model is None
     assert any("logits, greedy text and loss: --verify files" in w for w in verified.not_compared)
@@ -113,7 +113,7 @@ def test_without_transformers_it_says_that_logits_were_not_compared(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "installed", lambda: False)
-    verified = export(checkpoint, str(tmp_path / "hf"), Options()).receipt.verified
+    verified = export(checkpoint, str(tmp_path / "hf"), ExportOptions()).receipt.verified
     assert verified.model is None
     assert "transformers is not installed" in verified.not_compared[0]
 
@@ -122,13 +122,13 @@ def test_a_model_too_large_for_the_memory_is_not_computed_with(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "room_here", lambda: 1000)
-    verified = export(checkpoint, str(tmp_path / "hf"), Options()).receipt.verified
+    verified = export(checkpoint, str(tmp_path / "hf"), ExportOptions()).receipt.verified
     assert verified.model is None
     assert "more than half of this machine's memory" in verified.not_compared[0]
 
 
 def test_dtype_and_shard_size_have_their_effect(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    export(checkpoint, str(tmp_path / "hf"), Options(dtype="bfloat16", check="files"))
+    export(checkpoint, str(tmp_path / "hf"), ExportOptions(dtype="bfloat16", check="files"))
     tensors = load_file(tmp_path / "hf" / "model.safetensors")  # small: a single file
     ours = dict(evaluation_model(checkpoint).named_parameters())
     assert {value.dtype for value in tensors.values()} == {torch.bfloat16}
@@ -142,7 +142,7 @@ def test_merged_weights_are_exported_as_their_mean(
 ) -> None:
     other = trained(tiny_mixture, tmp_path / "other", f"{OLMO2}, vocab_multiple: 100", "--seed=2")
     merged, _ = merge_checkpoints([checkpoint, other], [3, 1], tmp_path / "other/mean")
-    options = Options(dtype="float32", check="transformers")
+    options = ExportOptions(dtype="float32", check="transformers")
     receipt = export(open_checkpoint(merged, World()), str(tmp_path / "hf"), options).receipt
     model = receipt.verified.model
     assert model is not None
@@ -162,8 +162,10 @@ def test_a_tied_head_is_left_out_unless_asked_for(tiny_mixture: Path, tmp_path: 
         "d_model: 16, n_layers: 1, n_heads: 2, feed_forward: {hidden_size: 32}, head: {tied: true}"
     )
     tied = trained(tiny_mixture, tmp_path / "run", model)
-    once = export(tied, str(tmp_path / "once"), Options(dtype="float32")).receipt
-    twice = export(tied, str(tmp_path / "twice"), Options(dtype="float32", tied_head=True)).receipt
+    once = export(tied, str(tmp_path / "once"), ExportOptions(dtype="float32")).receipt
+    twice = export(
+        tied, str(tmp_path / "twice"), ExportOptions(dtype="float32", tied_head=True)
+    ).receipt
     assert "lm_head.weight" not in once.tensors
     assert twice.tensors["lm_head.weight"] == once.tensors["model.embed_tokens.weight"]
     assert once.parameters == twice.parameters
@@ -178,7 +180,7 @@ def test_a_model_that_no_family_has_is_refused_with_its_field_before_anything_is
     gelu = OLMO2.replace("hidden_size", "name: gelu, hidden_size")
     odd = trained(tiny_mixture, tmp_path / "run", gelu)
     with pytest.raises(UsageError, match="feed_forward is gelu") as error:
-        export(odd, str(tmp_path / "hf"), Options())
+        export(odd, str(tmp_path / "hf"), ExportOptions())
     assert error.value.exit_code == 2
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -189,7 +191,9 @@ def test_the_loss_is_not_compared_where_the_data_are_gone(
     alone = tmp_path / "moved" / "far" / "away" / "step00000002"
     shutil.copytree(checkpoint.folder, alone)
     moved = open_checkpoint(alone, World())
-    verified = export(moved, str(tmp_path / "hf"), Options(check="transformers")).receipt.verified
+    verified = export(
+        moved, str(tmp_path / "hf"), ExportOptions(check="transformers")
+    ).receipt.verified
     assert verified.model is not None
     assert verified.model.loss is None
     assert "loss of rows of the mixture" in verified.not_compared[0]
@@ -230,7 +234,7 @@ def test_what_readers_take_otherwise_is_written_as_what_computes_the_same(
     tiny_mixture: Path, tmp_path: Path, model: str, wanted: str, name: str, zeros: bool
 ) -> None:
     checkpoint = trained(tiny_mixture, tmp_path / "run", model)
-    export(checkpoint, str(tmp_path / "hf"), Options(dtype="float32", check="transformers"))
+    export(checkpoint, str(tmp_path / "hf"), ExportOptions(dtype="float32", check="transformers"))
     verified = receipt_of(tmp_path / "hf").verified
     assert verified.model is not None
     assert verified.model.model_class == wanted

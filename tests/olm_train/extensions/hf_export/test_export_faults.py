@@ -23,10 +23,10 @@ from olm_data.storage.store import Store
 from olm_train.checkpoint.load import Checkpoint, open_checkpoint
 from olm_train.distributed.world import World
 from olm_train.extensions.hf_export.export import export
-from olm_train.extensions.hf_export.job import Options
+from olm_train.extensions.hf_export.job import ExportOptions
 
 pytestmark = pytest.mark.slow  # servers, ranks and processes that are killed
-OPTIONS = Options(dtype="float32", shard_bytes=20_000, check="files")
+OPTIONS = ExportOptions(dtype="float32", shard_bytes=20_000, check="files")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_a_checkpoint_of_two_sharded_ranks_is_exported_as_that_of_one(
     assert len(sharded.index.files) == 2
     whole = export(sharded, str(tmp_path / "hf"), OPTIONS).receipt
     assert whole.model_class == "Olmo2ForCausalLM"
-    computed = export(sharded, str(tmp_path / "bf16"), Options(check="transformers")).receipt
+    computed = export(sharded, str(tmp_path / "bf16"), ExportOptions(check="transformers")).receipt
     assert computed.verified.model is not None
     assert computed.verified.model.loss is not None
     # the same bytes as of the checkpoint that one process writes of these weights
@@ -72,8 +72,8 @@ def test_in_a_bucket_the_export_is_whole_and_the_same(
         assert store.sha256(name) == file.sha256
     assert export(checkpoint, url, OPTIONS).already
     with pytest.raises(ConflictError, match="holds something else"):
-        export(checkpoint, url, Options(check="files"))
-    computed = Options(dtype="float32", check="transformers")
+        export(checkpoint, url, ExportOptions(check="files"))
+    computed = ExportOptions(dtype="float32", check="transformers")
     proved = export(checkpoint, f"{url}-computed", computed).receipt
     assert proved.verified.model is not None
 
@@ -107,7 +107,7 @@ def test_a_kill_leaves_nothing_that_reads_as_whole_and_a_rerun_goes_on(
     checkpoint: Checkpoint, s3: dict[str, str], tmp_path: Path, where: str
 ) -> None:
     output = str(tmp_path / "hf") if where == "local" else f"s3://{s3['bucket']}/killed/hf"
-    options = Options(dtype="float32", shard_bytes=2_000, check="files")
+    options = ExportOptions(dtype="float32", shard_bytes=2_000, check="files")
     rule = random.Random(len(where))
     for _ in range(4):
         code = _killed(checkpoint, output, rule.uniform(0.0, 0.2 if where == "local" else 1.5))

@@ -14,7 +14,7 @@ from support.runs import environment
 
 from olm_train.checkpoint.portable import evaluation_model
 from olm_train.extensions.hf_export.export import export
-from olm_train.extensions.hf_export.job import Options
+from olm_train.extensions.hf_export.job import ExportOptions
 
 pytestmark = [
     pytest.mark.slow,  # a process that imports mlx
@@ -57,7 +57,7 @@ MODELS = {
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_mlx_computes_the_same(tiny_mixture: Path, tmp_path: Path, model: str) -> None:
     checkpoint = trained(tiny_mixture, tmp_path / "run", model)
-    export(checkpoint, str(tmp_path / "hf"), Options(dtype="float32", check="files"))
+    export(checkpoint, str(tmp_path / "hf"), ExportOptions(dtype="float32", check="files"))
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(512, (1, 50), generator=generator)
     done = subprocess.run(

@@ -13,7 +13,7 @@ from support.model_options import CONFIG, FAMILIES
 
 from olm_train.extensions.hf_export.export import export
 from olm_train.extensions.hf_export.fold import Fold, folded
-from olm_train.extensions.hf_export.job import Options
+from olm_train.extensions.hf_export.job import ExportOptions
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
@@ -64,7 +64,7 @@ def test_transformers_computes_what_the_run_did(
         "parametrization: completep, base: {d_model: 16, n_layers: 3}"
     )
     checkpoint = trained(tiny_mixture, tmp_path / "run", model)
-    export(checkpoint, str(tmp_path / "out"), Options(dtype=dtype, check="transformers"))
+    export(checkpoint, str(tmp_path / "out"), ExportOptions(dtype=dtype, check="transformers"))
     receipt = receipt_of(tmp_path / "out")
     assert receipt.model_class == "LlamaForCausalLM"
     assert receipt.verified.model is not None

@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 
 from olm_data.mixture.lock import Lock
-from olm_data.model_receipt import Claim
+from olm_data.model_receipt import ModelClaim
 from olm_train.extensions.hf_export.export import model_card
 
-CLAIM = Claim(
+CLAIM = ModelClaim(
     checkpoint="c" * 64, dtype="float32", shard_bytes=5, tied_head=False, template=None, context=32
 )
 

@@ -11,7 +11,7 @@ import torch
 from support.hf_exports import OLMO2, trained
 
 from olm_train.extensions.hf_export.export import export
-from olm_train.extensions.hf_export.job import Options
+from olm_train.extensions.hf_export.job import ExportOptions
 
 TEMPLATE = """\
 {%- for m in messages %}{{ '<' + m.role + '>' + m.content + '\n' }}{%- endfor %}
@@ -22,7 +22,7 @@ TEMPLATE = """\
 def test_dpo_goes_on_from_an_export(tiny_mixture: Path, tmp_path: Path) -> None:
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     checkpoint = trained(tiny_mixture, tmp_path / "run", OLMO2)
-    options = Options(dtype="float32", check="files", template=TEMPLATE)
+    options = ExportOptions(dtype="float32", check="files", template=TEMPLATE)
     export(checkpoint, str(tmp_path / "hf"), options)
 
     def turn(role: str, content: str) -> list[dict[str, str]]:

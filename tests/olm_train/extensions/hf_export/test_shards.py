@@ -17,7 +17,7 @@ from olm_train.checkpoint.tensors import Box
 from olm_train.extensions.hf_export.shards import (
     METADATA,
     MODEL,
-    Shard,
+    WeightsFile,
     index_of,
     plan,
     read_back,
@@ -90,10 +90,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     (shard,) = plan(PLANNED, 1 << 20)
     write_shard(tmp_path, shard, iter(TENSORS.values()))
     with pytest.raises(ValidationError, match="holds other tensors"):
-        read_back(tmp_path, Shard(MODEL, shard.tensors[:2]))
+        read_back(tmp_path, WeightsFile(MODEL, shard.tensors[:2]))
     other = Box("c", torch.float16, (1,))
     with pytest.raises(ValidationError, match="c was written otherwise"):
-        read_back(tmp_path, Shard(MODEL, (*shard.tensors[:2], other)))
+        read_back(tmp_path, WeightsFile(MODEL, (*shard.tensors[:2], other)))
     (tmp_path / MODEL).write_bytes(b"no such file")
     with pytest.raises(ValidationError, match="no safetensors file"):
         read_back(tmp_path, shard)

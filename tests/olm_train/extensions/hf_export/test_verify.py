@@ -16,7 +16,7 @@ from olm_data.errors import ValidationError
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.portable import evaluation_model
 from olm_train.extensions.hf_export.export import export
-from olm_train.extensions.hf_export.job import Options
+from olm_train.extensions.hf_export.job import ExportOptions
 from olm_train.extensions.hf_export.verify import lengths_of, prove
 from olm_train.model.config import DecoderConfig
 from olm_train.model.rope import YaRNScaling
@@ -32,7 +32,7 @@ def checkpoint(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def folder(checkpoint: Checkpoint, tmp_path: Path) -> Path:
-    export(checkpoint, str(tmp_path / "hf"), Options(dtype="float32", check="files"))
+    export(checkpoint, str(tmp_path / "hf"), ExportOptions(dtype="float32", check="files"))
     return tmp_path / "hf"
 
 

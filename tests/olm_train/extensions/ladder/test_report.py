@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from olm_train.extensions.ladder.command import main
 from olm_train.extensions.ladder.config import LadderConfig
 from olm_train.extensions.ladder.fit import fitted
-from olm_train.extensions.ladder.forecast import Score
+from olm_train.extensions.ladder.forecast import ForecastScore
 from olm_train.extensions.ladder.points import frontier, read_points
 from olm_train.extensions.ladder.report import (
     compute_section,
@@ -26,7 +26,7 @@ from .test_fit import point
 from .test_mixtures import keep, opened, write_search
 from .test_plan import write_ladder
 
-SCORE = Score("large", 512, 1_048_576, 3.1, 3.09, -0.003, 0.2, 3.4, True)
+SCORE = ForecastScore("large", 512, 1_048_576, 3.1, 3.09, -0.003, 0.2, 3.4, True)
 
 
 def lines(section: str) -> int:

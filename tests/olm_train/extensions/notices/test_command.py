@@ -19,7 +19,7 @@ from support.webhook import TOKEN, webhook
 
 from olm_data.storage.lease import Record
 from olm_data.storage.process import this_process
-from olm_train.extensions.notices.command import Watch, main
+from olm_train.extensions.notices.command import LeaseWatch, main
 
 
 def lease(number: int = 7, **changed: object) -> Record:
@@ -38,7 +38,7 @@ def lease(number: int = 7, **changed: object) -> Record:
 
 
 def test_a_holder_elsewhere_is_gone_after_so_long_without_a_change_and_told_once() -> None:
-    seen, there = Watch(after=100), lease(machine="another", host="n2")
+    seen, there = LeaseWatch(after=100), lease(machine="another", host="n2")
     assert seen.look(None, 0) is None
     assert seen.look(there, 10) is None
     beat = replace(there, beat=1)
@@ -55,21 +55,21 @@ def test_a_dead_holder_on_this_machine_is_told_of_at_once_and_a_released_lease_n
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait()
     dead = lease(pid=child.pid, started=1)
-    assert Watch(after=100).look(replace(dead, released=True), 0) is None
-    why = Watch(after=100).look(dead, 0)
+    assert LeaseWatch(after=100).look(replace(dead, released=True), 0) is None
+    why = LeaseWatch(after=100).look(dead, 0)
     assert why is not None
     assert why.endswith("is gone")
 
 
 def test_a_living_holder_that_no_longer_beats_is_told_of() -> None:
-    seen = Watch(after=60)
+    seen = LeaseWatch(after=60)
     assert seen.look(lease(), 0) is None
     assert "no sign of life" in (seen.look(lease(), 60) or "")
 
 
 @given(after=st.floats(0.001, 60), silent=st.floats(0, 59))
 def test_a_run_between_two_signs_of_life_is_never_told_of(after: float, silent: float) -> None:
-    seen = Watch(after=after)
+    seen = LeaseWatch(after=after)
     assert seen.look(lease(takeover=60.0), 0) is None
     assert seen.look(lease(takeover=60.0), silent) is None
     assert "for 1 min" in (seen.look(lease(takeover=60.0), 60) or "")

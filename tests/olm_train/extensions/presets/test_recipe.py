@@ -21,20 +21,20 @@ from olm_data.config.values import Values
 from olm_train.estimate.gpus import GPUS
 from olm_train.estimate.memory import memory_of_step
 from olm_train.extensions.presets.command import main, table
-from olm_train.extensions.presets.recipe import Recipe, counted_tensors, recipe
+from olm_train.extensions.presets.recipe import PresetOptions, counted_tensors, recipe
 from olm_train.model.loss_config import LossConfig
 from olm_train.model.presets import PRESETS, preset
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import DataParallelConfig
 from olm_train.run.config import RunConfig
-from olm_train.run.dry_run import Plan, describe
+from olm_train.run.dry_run import DryRunPlan, describe
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
 STATED = ("h100", "h200")
 
 
 @functools.cache
-def found(name: str, gpu: str) -> Recipe:
+def found(name: str, gpu: str) -> PresetOptions:
     result = recipe(name, GPUS[gpu])
     assert result is not None
     return result
@@ -119,7 +119,7 @@ def test_a_recipe_resolves_and_dry_runs(name: str, tiny_mixture: Path, tmp_path:
     rows = Values(values)  # the tiny mixture has rows of 32 tokens, and few of them
     rows.override("--train_module.rank_microbatch_size=32")
     rows.override(f"--data_loader.global_batch_size={32 * one.gpus}")
-    text = describe(RunConfig.resolve(rows), one.gpus, Plan(gpu=one.gpu), nodes=one.nodes)
+    text = describe(RunConfig.resolve(rows), one.gpus, DryRunPlan(gpu=one.gpu), nodes=one.nodes)
     assert f"{one.gpus} x h100" in text
     assert "more than" not in text.partition("# memory of a rank")[2].partition("\n#")[0]
 

@@ -3,21 +3,21 @@ from __future__ import annotations
 import pytest
 
 from olm_train.callbacks.base import DATA_WAIT
-from olm_train.extensions.profiler.profiler import Event, StepTimes, step_times, table, union
+from olm_train.extensions.profiler.profiler import StepTimes, TraceEvent, step_times, table, union
 
 GPU = [
-    Event(name="gemm", kind="kernel", start=0, stop=40),
-    Event(name="Memcpy HtoD", kind="gpu_memcpy", start=35, stop=50),
-    Event(name="ncclDevKernel_AllGather", kind="kernel", start=30, stop=70),
-    Event(name=DATA_WAIT, kind="user_annotation", start=60, stop=80),
-    Event(name="aten::mm", kind="cpu_op", start=0, stop=100),
+    TraceEvent(name="gemm", kind="kernel", start=0, stop=40),
+    TraceEvent(name="Memcpy HtoD", kind="gpu_memcpy", start=35, stop=50),
+    TraceEvent(name="ncclDevKernel_AllGather", kind="kernel", start=30, stop=70),
+    TraceEvent(name=DATA_WAIT, kind="user_annotation", start=60, stop=80),
+    TraceEvent(name="aten::mm", kind="cpu_op", start=0, stop=100),
 ]
 CPU = [
-    Event(name="aten::mm", kind="cpu_op", start=10, stop=40),
-    Event(name="aten::t", kind="cpu_op", start=12, stop=14),  # within the other
-    Event(name="gloo:all_reduce", kind="cpu_op", start=30, stop=60),
-    Event(name=DATA_WAIT, kind="user_annotation", start=90, stop=130),  # and of the next step
-    Event(name="ProfilerStep#3", kind="user_annotation", start=0, stop=100),
+    TraceEvent(name="aten::mm", kind="cpu_op", start=10, stop=40),
+    TraceEvent(name="aten::t", kind="cpu_op", start=12, stop=14),  # within the other
+    TraceEvent(name="gloo:all_reduce", kind="cpu_op", start=30, stop=60),
+    TraceEvent(name=DATA_WAIT, kind="user_annotation", start=90, stop=130),  # and of the next step
+    TraceEvent(name="ProfilerStep#3", kind="user_annotation", start=0, stop=100),
 ]
 
 
@@ -30,7 +30,7 @@ CPU = [
     ],
 )
 def test_the_parts_of_a_step_add_up_to_it(
-    events: list[Event], on_device: bool, wanted: tuple[int, ...]
+    events: list[TraceEvent], on_device: bool, wanted: tuple[int, ...]
 ) -> None:
     found = step_times((0, 100), events, on_device=on_device)
     assert found == StepTimes(

@@ -11,9 +11,9 @@ from support.tokenizer_kinds import unigram
 from tokenizers import Tokenizer, decoders
 
 from olm_data.errors import ValidationError
-from olm_train.extensions.generate.engine import Request, Scored
+from olm_train.extensions.generate.engine import Scored, TextRequest
 from olm_train.extensions.serve.protocol import ChatAnswer, CompletionAnswer, ParsedRequest
-from olm_train.extensions.serve.worker import Piece
+from olm_train.extensions.serve.worker import NewText
 
 
 @pytest.fixture(scope="module")
@@ -21,19 +21,19 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_file(str(train(tmp_path_factory.mktemp("answers") / "tokenizer.json")))
 
 
-def pieces_of(tokenizer: Tokenizer, texts: Sequence[str], number: int = 0) -> list[Piece]:
+def pieces_of(tokenizer: Tokenizer, texts: Sequence[str], number: int = 0) -> list[NewText]:
     found, tokens = [], 0
     for place, text in enumerate(texts):
         ids = tokenizer.encode(text).ids
         tokens += len(ids)
         scores = tuple(Scored(token, -1.0, ((token, -1.0), (7, -2.0))) for token in ids)
         last = place == len(texts) - 1
-        found.append(Piece(number, text, tokens, scores, (), "stop" if last else None))
+        found.append(NewText(number, text, tokens, scores, (), "stop" if last else None))
     return found
 
 
 def asked(*prompts: tuple[int, ...], echo: bool = False) -> ParsedRequest:
-    requests = tuple(Request(prompt=prompt, logprobs=2) for prompt in prompts)
+    requests = tuple(TextRequest(prompt=prompt, logprobs=2) for prompt in prompts)
     return ParsedRequest(requests, ("p",) * len(prompts), (False,) * len(prompts), echo)
 
 
@@ -44,7 +44,7 @@ def test_offsets_lead_to_the_tokens_of_the_text(tokenizer: Tokenizer, echo: bool
     pieces = pieces_of(tokenizer, ["ab c", "d🙂", "e"])
     if echo:
         head = tuple(Scored(token, None, ()) for token in prompt)
-        pieces[0] = Piece(0, pieces[0].text, pieces[0].tokens, pieces[0].scores, head, None)
+        pieces[0] = NewText(0, pieces[0].text, pieces[0].tokens, pieces[0].scores, head, None)
     for piece in pieces:
         made[0].take(piece)
     (whole,) = made[0].whole()["choices"]
@@ -92,7 +92,7 @@ def test_answers_of_one_prompt_count_it_once(tokenizer: Tokenizer) -> None:
 def test_logits_that_are_no_numbers_are_no_answer(tokenizer: Tokenizer) -> None:
     answer = ChatAnswer(asked((5,)), tokenizer, "i", 1, "m")
     with pytest.raises(ValidationError, match="non-finite"):
-        answer.take(Piece(0, "", 0, (), (), "non-finite"))
+        answer.take(NewText(0, "", 0, (), (), "non-finite"))
 
 
 @pytest.mark.parametrize("text", ["ab 🙂🙂 cd", " the é"])
@@ -105,7 +105,7 @@ def test_bytes_of_tokens_are_those_of_the_text(tokenizer: Tokenizer, text: str, 
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     scores = tuple(Scored(i, -1.0, ((i, -1.0),)) for i in ids)
     answer = ChatAnswer(asked((5,)), tokenizer, "i", 1, "m")
-    answer.take(Piece(0, text, len(ids), scores, (), "length"))
+    answer.take(NewText(0, text, len(ids), scores, (), "length"))
     (choice,) = answer.whole()["choices"]
     content = choice["logprobs"]["content"]
     for each in (content, [one["top_logprobs"][0] for one in content]):

@@ -24,13 +24,13 @@ from support.polling import wait_until
 from support.talking import POSITIONS, save_talker
 
 from olm_data.errors import ResourceError
-from olm_train.extensions.generate.engine import Engine, Generation, Request
+from olm_train.extensions.generate.engine import Engine, Generation, TextRequest
 from olm_train.extensions.generate.loaded import LoadedModel
-from olm_train.extensions.generate.runner import Read, Runner
+from olm_train.extensions.generate.runner import Read, TextRunner
 from olm_train.extensions.generate.sampling import Sampling
 from olm_train.extensions.generate.template import ChatTemplate
-from olm_train.extensions.serve.command import Server
-from olm_train.extensions.serve.worker import Job, Worker
+from olm_train.extensions.serve.command import ModelServer
+from olm_train.extensions.serve.worker import TextJob, Worker
 
 if TYPE_CHECKING:
     import openai  # a second, in each process that collects
@@ -49,10 +49,10 @@ def loaded(saved: Path) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def server(loaded: LoadedModel) -> Iterator[Server]:
+def server(loaded: LoadedModel) -> Iterator[ModelServer]:
     with (
         Worker(loaded.engine(8)) as worker,
-        Server(loaded, ChatTemplate(), worker, "tiny", 0) as server,
+        ModelServer(loaded, ChatTemplate(), worker, "tiny", 0) as server,
     ):
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
@@ -62,7 +62,7 @@ def server(loaded: LoadedModel) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
+def client(server: ModelServer) -> Iterator[openai.OpenAI]:
     import openai
 
     with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=600) as client:
@@ -71,7 +71,7 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 
 def alone(loaded: LoadedModel, prompt: str, **options: Any) -> Generation:
     wish = {name: options.pop(name) for name in ("temperature", "top_p", "seed") if name in options}
-    asked = Request(prompt=loaded.ids_of(prompt), sampling=Sampling(**wish), **options)
+    asked = TextRequest(prompt=loaded.ids_of(prompt), sampling=Sampling(**wish), **options)
     return loaded.engine().run([asked])[0]
 
 
@@ -257,7 +257,7 @@ def test_what_cannot_be_answered_is_refused(
     assert client.completions.create(model="", prompt="a", max_tokens=1).choices
 
 
-def raw(server: Server, method: str, path: str, body: bytes, headers: dict[str, str]) -> int:
+def raw(server: ModelServer, method: str, path: str, body: bytes, headers: dict[str, str]) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
     try:
         connection.request(method, path, body, headers)
@@ -268,7 +268,7 @@ def raw(server: Server, method: str, path: str, body: bytes, headers: dict[str, 
         connection.close()
 
 
-def test_pages_of_other_sites_are_not_answered(server: Server) -> None:
+def test_pages_of_other_sites_are_not_answered(server: ModelServer) -> None:
     good, kind = json.dumps({"max_tokens": 1}).encode(), {"Content-Type": "application/json"}
     path = "/v1/completions"
     assert raw(server, "POST", path, good, kind) == 200
@@ -282,15 +282,15 @@ def test_pages_of_other_sites_are_not_answered(server: Server) -> None:
     assert raw(server, "POST", path, b"", {**kind, "Content-Length": "many"}) == 411
 
 
-def test_a_port_that_is_taken_is_named(server: Server, loaded: LoadedModel) -> None:
+def test_a_port_that_is_taken_is_named(server: ModelServer, loaded: LoadedModel) -> None:
     with (
         Worker(loaded.engine()) as worker,
         pytest.raises(ResourceError, match="cannot be listened on"),
     ):
-        Server(loaded, ChatTemplate(), worker, "x", server.server_port)
+        ModelServer(loaded, ChatTemplate(), worker, "x", server.server_port)
 
 
-def begun(server: Server, body: dict[str, Any]) -> socket.socket:
+def begun(server: ModelServer, body: dict[str, Any]) -> socket.socket:
     """A connection on which a completion was asked for, and nothing was read."""
     data = json.dumps(body).encode()
     connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=600)
@@ -302,16 +302,16 @@ def begun(server: Server, body: dict[str, Any]) -> socket.socket:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_texts_of_a_client_that_left_are_given_up(
-    server: Server, client: openai.OpenAI, stream: bool
+    server: ModelServer, client: openai.OpenAI, stream: bool
 ) -> None:
     worker, submit = server.worker, server.worker.submit
 
-    def kept(requests: Any) -> Job:
+    def kept(requests: Any) -> TextJob:
         job = submit(requests)
         jobs.append(job)
         return job
 
-    jobs = list[Job]()
+    jobs = list[TextJob]()
     worker.submit = kept  # type: ignore[method-assign]
     try:
         body = {"prompt": "a", "max_tokens": 90, "n": 200, "stream": stream}
@@ -335,13 +335,13 @@ def test_texts_of_a_client_that_left_are_given_up(
         b'{"prompt": [-1]}', b'{"prompt": [99999999999]}', b'{"prompt": [true]}',
     ],
 )  # fmt: skip
-def test_a_malformed_body_is_the_clients_fault(server: Server, body: bytes) -> None:
+def test_a_malformed_body_is_the_clients_fault(server: ModelServer, body: bytes) -> None:
     kind = {"Content-Type": "application/json"}
     for path in ("/v1/completions", "/v1/chat/completions"):
         assert raw(server, "POST", path, body, kind) == 400
 
 
-def test_slow_clients_hold_nobody_up(server: Server, client: openai.OpenAI) -> None:
+def test_slow_clients_hold_nobody_up(server: ModelServer, client: openai.OpenAI) -> None:
     host = f"Host: 127.0.0.1:{server.server_port}\r\n"
     parts = [b"POST /v1/compl", f"POST /v1/completions HTTP/1.1\r\n{host}Content-Le".encode()]
     with contextlib.ExitStack() as stack:
@@ -351,7 +351,7 @@ def test_slow_clients_hold_nobody_up(server: Server, client: openai.OpenAI) -> N
         assert client.completions.create(model="", prompt="a", max_tokens=2).choices
 
 
-class Endless(Runner):
+class Endless(TextRunner):
     """The same token again and again, by a slow model."""
 
     def prefill(
@@ -381,7 +381,7 @@ def test_those_who_wait_are_told_of_the_end(loaded: LoadedModel) -> None:
             while b"the server is stopping" not in said[stream]:
                 said[stream] = said[stream][-100:] + connection.recv(1 << 16)
 
-    with Server(loaded, ChatTemplate(), worker, "tiny", 0) as server, worker:
+    with ModelServer(loaded, ChatTemplate(), worker, "tiny", 0) as server, worker:
         serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         serving.start()
         assert raw(server, "GET", "/health", b"", {}) == 200

@@ -11,12 +11,12 @@ import torch
 from support.talking import save_talker
 
 from olm_data.errors import InputError, ResourceError, UsageError
-from olm_train.extensions.generate.engine import Engine, Request
+from olm_train.extensions.generate.engine import Engine, TextRequest
 from olm_train.extensions.generate.loaded import LoadedModel
-from olm_train.extensions.generate.runner import Read, Runner
+from olm_train.extensions.generate.runner import Read, TextRunner
 from olm_train.extensions.generate.sampling import Sampling
 from olm_train.extensions.generate.text import TextStream
-from olm_train.extensions.serve.worker import MAX_WAITING, Job, Piece, Worker
+from olm_train.extensions.serve.worker import MAX_WAITING, NewText, TextJob, Worker
 
 
 @pytest.fixture(scope="module")
@@ -25,15 +25,15 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return LoadedModel.open(str(folder), "latest", print, device=torch.device("cpu"))
 
 
-def request(seed: int, **options: Any) -> Request:
-    return Request(
+def request(seed: int, **options: Any) -> TextRequest:
+    return TextRequest(
         prompt=(5 + seed, 6, 7),
         sampling=Sampling(seed=seed),
         **{"max_new_tokens": 12, "logprobs": 0, **options},
     )
 
 
-def whole(pieces: Sequence[Piece]) -> tuple[str, list[int], str | None]:
+def whole(pieces: Sequence[NewText]) -> tuple[str, list[int], str | None]:
     tokens = [score.token for piece in pieces for score in piece.scores]
     return "".join(piece.text for piece in pieces), tokens, pieces[-1].finish
 
@@ -56,7 +56,7 @@ def test_a_request_that_cannot_be_answered_says_so_and_leaves_the_others(
 ) -> None:
     with Worker(loaded.engine()) as worker:
         good = worker.submit([request(1)])
-        bad = worker.submit([request(1), request(2, max_new_tokens=0), Request(prompt=())])
+        bad = worker.submit([request(1), request(2, max_new_tokens=0), TextRequest(prompt=())])
         with pytest.raises(UsageError, match="no token"):
             list(bad)
         assert whole(list(good))[1]
@@ -87,7 +87,7 @@ def test_its_end_is_told_to_who_waits_and_to_who_asks(loaded: LoadedModel) -> No
     assert not [each for each in threading.enumerate() if each.name == "olm-generate"]
 
 
-class Broken(Runner):
+class Broken(TextRunner):
     def __init__(self) -> None: ...
 
     def prefill(
@@ -103,7 +103,7 @@ class Broken(Runner):
 
 def test_a_model_that_fails_is_told_too() -> None:
     with Worker(Engine(Broken())) as worker:
-        job: Job = worker.submit([request(1)])
+        job: TextJob = worker.submit([request(1)])
         with pytest.raises(RuntimeError, match="out of memory"):
             list(job)
         with pytest.raises(ResourceError, match="out of memory"):
@@ -135,7 +135,7 @@ def test_a_text_that_cannot_be_written_ends_its_own_request_alone(
     monkeypatch.setattr(TextStream, "_decode", fails)
     with Worker(loaded.engine()) as worker:
         good = [worker.submit([request(seed)]) for seed in range(2)]
-        bad = worker.submit([Request(prompt=(5, 6, 77)), request(4)])
+        bad = worker.submit([TextRequest(prompt=(5, 6, 77)), request(4)])
         with pytest.raises(InputError, match="no such id"):
             list(bad)
         good.append(worker.submit([request(2)]))
