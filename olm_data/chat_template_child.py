@@ -85,7 +85,7 @@ def generation_tag(marked: bool) -> type[Any]:
     from jinja2.nodes import Node, Output, Scope, TemplateData
     from jinja2.parser import Parser
 
-    class Generation(Extension):
+    class GenerationTag(Extension):
         tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Parser) -> list[Node]:
@@ -96,7 +96,7 @@ def generation_tag(marked: bool) -> type[Any]:
             begin, end = (Output([TemplateData(mark)]) for mark in ("\ufdd2", "\ufdd3"))
             return [begin, Scope(body), end]
 
-    return Generation
+    return GenerationTag
 
 
 def to_json(

@@ -1,5 +1,5 @@
-"""Writes demo.txt, dev.txt (for the Makefile) and image.txt (for the Dockerfile): each package that
-is installed, with hashes of its files.
+"""Writes demo.txt and dev.txt (for the Makefile), uv.txt (which installs them) and image.txt (of
+the Dockerfile): each package that is installed, with hashes of its files.
 
     pip install uv && python requirements/lock.py    after pyproject.toml or constraints.txt changed
 
@@ -27,6 +27,7 @@ OF_TORCH = ["filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensi
 OPTIONS = ["--universal", "--python-version=3.11", "--generate-hashes", "--quiet"]
 OPTIONS += ["--no-annotate", "--no-header", "--no-emit-package=torch"]
 BUILD = ["setuptools>=77", "wheel"]
+INSTALLER = ["uv==0.13.9"]
 
 
 def wanted(extras: list[str]) -> list[str]:
@@ -49,11 +50,12 @@ def main() -> None:
     pins = (ROOT / "constraints.txt").read_text().splitlines()
     constraints.write_text("\n".join(pin for pin in pins if not pin.startswith("torch==")))
     try:
-        for name, extras in FILES.items():
+        lists = {name: wanted(extras) for name, extras in FILES.items()}
+        for name, requirements in {**lists, "uv": INSTALLER}.items():
             output = HERE / f"{name}.txt"
             compiled = subprocess.run(
                 ["uv", "pip", "compile", "-", *pinned, *OPTIONS],
-                input="\n".join(wanted(extras)),
+                input="\n".join(requirements),
                 capture_output=True,
                 text=True,
                 check=True,

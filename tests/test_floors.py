@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -163,3 +164,10 @@ def circles(graph: Graph) -> Iterator[frozenset[str]]:
                     del path[path.index(node) :]
                     if len(members) > 1:
                         yield frozenset(members)
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """Private ones aside: they are read beside what uses them."""
+    classes = (node for path in sources.modules() for node in ast.walk(sources.tree(path)))
+    names = Counter(node.name for node in classes if isinstance(node, ast.ClassDef))
+    assert not [name for name, times in names.items() if times > 1 and not name.startswith("_")]

@@ -3,8 +3,9 @@
     data, offsets -> awkward string array (a view) -> gigatoken, one thread -> ids, offsets (views)
 
 The library parses special tokens inside text, so in "plain" mode it is given the tokenizer without
-them; and without a Unicode normaliser, as `Router` keeps text from it that would be normalised. It
-is never trusted: the equality gate compares it with `hf` before a run, `TextEncoder` during it.
+them; and without a Unicode normaliser, as `ReferenceRouter` keeps text from it that would be
+normalised. It is never trusted: the equality gate compares it with `hf` before a run, `TextEncoder`
+during it.
 """
 
 from __future__ import annotations

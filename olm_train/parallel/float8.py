@@ -2,10 +2,10 @@
 
     x, weight in bfloat16 --divided by their scales--> 8 bits --product--> bfloat16
 
-So are both products of the backward pass. A layer's product is replaced (`LinearLayer.product`), never
-the layer: weights and their names, checkpoints, optimiser and the estimate of memory are those of a
-run without it. Scales are those of the tensors at hand, a whole weight and this rank's tokens, so
-nothing is kept from step to step.
+So are both products of the backward pass. A layer's product is replaced (`LinearLayer.product`),
+never the layer: weights and their names, checkpoints, optimiser and the estimate of memory are
+those of a run without it. Scales are those of the tensors at hand, a whole weight and this rank's
+tokens, so nothing is kept from step to step.
 """
 
 from __future__ import annotations

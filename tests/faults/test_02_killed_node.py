@@ -127,11 +127,7 @@ def test_02_an_input_that_kills_every_ray_worker_is_named_and_the_rest_is_kept(
     source = write_jsonl(tmp_path / "a.jsonl", texts(120))
     with pytest.raises(ResourceError, match="3 times") as caught:
         make_dataset(
-            [source],
-            tiny_tokenizer,
-            tmp_path / "out",
-            shard_tokens=500,
-            runner=Dying(tmp_path, 99),
+            [source], tiny_tokenizer, tmp_path / "out", shard_tokens=500, runner=Dying(tmp_path, 99)
         )
     assert caught.value.where == "a.jsonl"
     again = make_dataset([source], tiny_tokenizer, tmp_path / "out", shard_tokens=500)

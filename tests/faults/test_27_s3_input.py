@@ -10,19 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.inline_runner import InlineRunner
+from support.inline_runner import InlineRunner, Never
 from support.store_proxy import Proxy, answer, cut_response, delay, reset, throttled
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import InputError, StorageError
 from olm_data.storage.store import Store
-
-
-class Never(InlineRunner):
-    """A runner that must not be reached."""
-
-    def run(self, *_: Any, **__: Any) -> None:  # type: ignore[override]
-        raise AssertionError("work began")
 
 
 class Before(InlineRunner):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,3 +21,10 @@ class InlineRunner(Runner):
         for task in tasks:
             done(task, whole(job.run(task, Reporter(counts[task]))))
             watch(counts, [])
+
+
+class Never(InlineRunner):
+    """A runner that must not be reached."""
+
+    def run(self, *_: Any, **__: Any) -> None:  # type: ignore[override]
+        raise AssertionError("work began")

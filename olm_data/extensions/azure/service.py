@@ -212,7 +212,7 @@ def _file_system(options: Options) -> Any:
                 )
             await super().open()
 
-    class Once(AzureBlobFileSystem):
+    class OnceAzure(AzureBlobFileSystem):
         """adlfs with a client that makes one attempt a request."""
 
         service_client: Any
@@ -234,7 +234,9 @@ def _file_system(options: Options) -> Any:
                 max_chunk_get_size=BLOCK,
             )
 
-    made = Once(**options, loop=event_loop(), use_listings_cache=False, skip_instance_cache=True)
+    made = OnceAzure(
+        **options, loop=event_loop(), use_listings_cache=False, skip_instance_cache=True
+    )
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         # Closing at exit is `Azure.close`, in the process that opened.
         alive = finalizer.peek()

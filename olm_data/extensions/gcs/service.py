@@ -240,7 +240,7 @@ def _file_system(options: Options) -> Any:
         from gcsfs.core import GCSFileSystem  # isort: skip  # first: its absence names the extra
         import aiohttp
 
-    class Once(GCSFileSystem):
+    class OnceGCS(GCSFileSystem):
         """gcsfs without its loop of attempts, and with answers told apart by their status."""
 
         async def _request(
@@ -270,7 +270,7 @@ def _file_system(options: Options) -> Any:
                     raise _refusal(answer.status, answer.headers, body)
                 return answer.status, answer.headers, answer.request_info, body
 
-    return Once(
+    return OnceGCS(
         **({"token": _credentials()} if "token" not in options else {}),
         **options,
         session_kwargs={

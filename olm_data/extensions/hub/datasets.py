@@ -153,7 +153,7 @@ NAMING = re.compile(rf"({VALIDATION}/)?(manifest|plan(-\d{{5,9}})?)\.json")
 
 
 class Datasets:
-    """See `Kind`."""
+    """See `ContentKind`."""
 
     name = "dataset"
 

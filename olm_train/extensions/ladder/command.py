@@ -82,7 +82,7 @@ def run_points(
 
 
 def _trained(
-    context: click.Context, batch: run.Batch, to: str | None, launch: str | None, dry_run: bool
+    context: click.Context, batch: run.LadderRuns, to: str | None, launch: str | None, dry_run: bool
 ) -> bool:
     """Train points here, or submit them; return whether all are trained."""
     if bool(to) != bool(launch):

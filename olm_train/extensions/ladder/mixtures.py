@@ -46,7 +46,7 @@ from olm_train.estimate.flops import document_pairs, num_flops_per_token
 from olm_train.extensions.ladder.config import refuse_units
 from olm_train.extensions.ladder.law import Floats
 from olm_train.extensions.ladder.plan import COMMON, refuse_growing, resolved, sets_of
-from olm_train.extensions.ladder.run import Batch, Task, losses
+from olm_train.extensions.ladder.run import LadderRun, LadderRuns, losses
 from olm_train.extensions.ladder.simplex import PARTS, Region, unlike
 from olm_train.run.config import RunConfig
 
@@ -319,7 +319,7 @@ class Search:
         text: str = yaml.safe_dump(data, sort_keys=False)
         return text.encode()
 
-    def batch(self, plan: SearchPlan) -> Batch:
+    def batch(self, plan: SearchPlan) -> LadderRuns:
         """Return the mixtures that are not trained yet, each mixed right before its run."""
         folder = Path(self.config.folder)
         tasks = []
@@ -331,8 +331,8 @@ class Search:
                 f"--trainer.save_folder={folder / proxy.name}",
             )
             found, prepare = partial(self._point_of, proxy), partial(self._mix, proxy, lock)
-            tasks.append(Task(name=proxy.name, options=options, found=found, prepare=prepare))
-        return Batch(base=self.config.base, results=folder / RESULTS, tasks=tasks)
+            tasks.append(LadderRun(name=proxy.name, options=options, found=found, prepare=prepare))
+        return LadderRuns(base=self.config.base, results=folder / RESULTS, tasks=tasks)
 
     def _mix(self, proxy: Proxy, lock: Path) -> None:
         manifest = lock.with_name(f"{proxy.name}.yaml")

@@ -2,7 +2,7 @@
 
 What has finished is left out, and what was stopped goes on.
 
-Plan -> Batch, without those of ladder.jsonl, by digest -> without those whose run has finished
+Plan -> LadderRuns, without those of ladder.jsonl, by digest -> without those whose run has finished
     -> python -m olm_train.run BASE OPTIONS, here | jobs (submit.py)
     -> held-out loss at the end -> ladder.jsonl
 """
@@ -30,7 +30,7 @@ from olm_train.extensions.launch.exit_codes import exit_code
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class LadderRun:
     """A point to train.
 
     Attributes:
@@ -49,7 +49,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class LadderRuns:
     """Points to train.
 
     Attributes:
@@ -60,9 +60,9 @@ class Batch:
 
     base: str
     results: Path
-    tasks: list[Task]
+    tasks: list[LadderRun]
 
-    def left(self, *, keep: bool = True) -> list[Task]:
+    def left(self, *, keep: bool = True) -> list[LadderRun]:
         """Return those whose run has not finished.
 
         Args:
@@ -80,18 +80,18 @@ class Batch:
                 self.keep(task)
         return left
 
-    def keep(self, task: Task) -> None:
+    def keep(self, task: LadderRun) -> None:
         """Add what a task has found to the results."""
         self.results.parent.mkdir(parents=True, exist_ok=True)
         append_line(self.results, msgspec.json.encode(task.found()))
 
 
-def batch_of(ladder: LadderConfig, plan: LadderPlan) -> Batch:
+def batch_of(ladder: LadderConfig, plan: LadderPlan) -> LadderRuns:
     """Return the points of a ladder that are not trained yet."""
     results = Path(ladder.folder) / RESULTS
     done = {point.digest for point in read_points(results)}
     tasks = [
-        Task(
+        LadderRun(
             name=rung.name,
             options=rung.options,
             found=partial(point_of, ladder, plan.dataset, rung),
@@ -100,10 +100,10 @@ def batch_of(ladder: LadderConfig, plan: LadderPlan) -> Batch:
         for rung in plan.points
         if rung.digest not in done
     ]
-    return Batch(base=ladder.base, results=results, tasks=tasks)
+    return LadderRuns(base=ladder.base, results=results, tasks=tasks)
 
 
-def train(batch: Batch, say: Callable[[str], None]) -> int:
+def train(batch: LadderRuns, say: Callable[[str], None]) -> int:
     """Train points one after the other; return the code of the first run that does not finish.
 
     Raises:

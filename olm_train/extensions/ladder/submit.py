@@ -1,6 +1,6 @@
 """Trains the points of a ladder on Slurm, a job each.
 
-Batch -> without what has finished (run.py), without what squeue lists
+LadderRuns -> without what has finished (run.py), without what squeue lists
       -> snapshot of the code, NAME.slurm.sbatch in the ladder's folder -> sbatch
 
 A fork waits for its trunk: `--dependency=afterok`. A job is known by the path of its file, so the
@@ -22,7 +22,7 @@ import click
 from olm_data.counts import counted
 from olm_data.errors import UsageError, shown
 from olm_data.storage.disk import write_durable
-from olm_train.extensions.ladder.run import Batch, Task
+from olm_train.extensions.ladder.run import LadderRun, LadderRuns
 from olm_train.extensions.launch.command import ask, take_for
 from olm_train.extensions.launch.config import LaunchConfig
 from olm_train.extensions.launch.jobs import SBATCH, job
@@ -30,12 +30,12 @@ from olm_train.extensions.launch.jobs import SBATCH, job
 ELSEWHERE = "work where Slurm is"
 
 
-def path_of(batch: Batch, name: str) -> Path:
+def path_of(batch: LadderRuns, name: str) -> Path:
     """Return the file of a point's job, absolute."""
     return batch.results.parent.absolute() / f"{name}.slurm.sbatch"
 
 
-def launch_of(launch: LaunchConfig, batch: Batch, task: Task) -> LaunchConfig:
+def launch_of(launch: LaunchConfig, batch: LadderRuns, task: LadderRun) -> LaunchConfig:
     """Return how the run of a point is launched; its log is beside its file.
 
     Raises:
@@ -53,7 +53,7 @@ def launch_of(launch: LaunchConfig, batch: Batch, task: Task) -> LaunchConfig:
     return replace(launch, name=name, options=[*task.options], slurm=slurm)
 
 
-def command_of(batch: Batch, task: Task, jobs: Mapping[str, str]) -> list[str]:
+def command_of(batch: LadderRuns, task: LadderRun, jobs: Mapping[str, str]) -> list[str]:
     """Return what submits a point: a fork after its trunk, if that has a job.
 
     Args:
@@ -72,7 +72,12 @@ def queued() -> dict[str, str]:
 
 
 def submit(
-    batch: Batch, launch: LaunchConfig, here: Path, say: Callable[[str], None], *, dry_run: bool
+    batch: LadderRuns,
+    launch: LaunchConfig,
+    here: Path,
+    say: Callable[[str], None],
+    *,
+    dry_run: bool,
 ) -> int:
     """Submit the points that neither have finished nor are in the queue.
 

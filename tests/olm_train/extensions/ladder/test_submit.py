@@ -17,7 +17,7 @@ from olm_data.errors import UsageError
 from olm_train.extensions.ladder.command import main
 from olm_train.extensions.ladder.config import LadderConfig
 from olm_train.extensions.ladder.plan import Rung, plan
-from olm_train.extensions.ladder.run import Batch, batch_of
+from olm_train.extensions.ladder.run import LadderRuns, batch_of
 from olm_train.extensions.ladder.submit import command_of, launch_of, path_of
 from olm_train.extensions.launch.command import read_launch
 
@@ -36,7 +36,7 @@ def project(tmp_path: Path, tiny_mixture: Path, monkeypatch: pytest.MonkeyPatch)
     return folder
 
 
-def opened(project: Path) -> tuple[Batch, list[Rung]]:
+def opened(project: Path) -> tuple[LadderRuns, list[Rung]]:
     ladder = LadderConfig.read(project / "ladder.yaml")
     planned = plan(ladder)
     return batch_of(ladder, planned), planned.points
