@@ -59,7 +59,7 @@ def test_notebooks_show_facts(dataset: Dataset, tiny_mixture: Path, tmp_path: Pa
 
     for fact in (f"tokens {dataset.tokens:,}", "documents 23", f"digest {dataset.digest}"):
         assert f"\n{fact}\n" in f"{shown(dataset)}\n"
-    for fact in (f"digest {lock.digest}\n", f"\nrows {lock.total_rows:,}\n", "\nstages\n"):
+    for fact in (f"digest {lock.digest}\n", f"\nrows {lock.total_rows:,}\n", "\nsources\n"):
         assert fact in shown(lock)
     for fact in (f"save folder {tmp_path}/<b>&", "steps 24", f"mixture {lock.digest}"):
         assert fact in shown(trainer).splitlines()
