@@ -5,6 +5,7 @@
     table(rows)      a line a Struct, a column a field
     record(values)   `name  value`, a line each
     cells(rows)      the same as `table`, for pages
+    as_html(result)  the same lines, for notebooks
 
 How a number is shown stands at the field's type: `Share`, `Loss`, ... A Struct with tables of its
 own says in `COLUMNS` how they look. On the terminal a column or line without a value, or of 0, is
@@ -13,6 +14,7 @@ left out. Lines fit it; without one nothing is cut or broken.
 
 from __future__ import annotations
 
+import html
 import json
 import shutil
 import sys
@@ -70,8 +72,24 @@ def emit(result: Any, as_json: bool, shown: Iterable[str] | None = None) -> None
     if as_json:
         print_json(result)
     else:
-        for line in lines(result) if shown is None else shown:
-            click.echo(printable(redacted(line)))
+        for line in _safe(lines(result) if shown is None else shown):
+            click.echo(line)
+
+
+def as_html(result: Any) -> str:
+    """Return a Struct, or named values, as notebooks show them: as lines, which fetch nothing."""
+    plain = isinstance(result, Mapping)
+    shown = (
+        record(result, indent="", width=WITHOUT_TERMINAL)
+        if plain
+        else lines(result, width=WITHOUT_TERMINAL)
+    )
+    text = "\n".join(_safe(shown))
+    return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(text)}</pre>'
+
+
+def _safe(texts: Iterable[str]) -> Iterator[str]:
+    return (printable(redacted(line)) for line in texts)
 
 
 def lines(result: Any, *, indent: str = "", width: int = 0) -> list[str]:

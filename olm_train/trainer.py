@@ -137,6 +137,20 @@ class Trainer(TrainingRun):
         )
         train_module.check_length(self.max_steps, self.tokens_at(self.max_steps))
 
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: its facts."""
+        from olm_data.printing import as_html
+
+        lock = self.data_loader.lock
+        facts: dict[str, object] = {
+            "save folder": self.save_folder,
+            "step": self.step,
+            "steps": self.stop_step,
+        }
+        facts |= {"parameters": self.train_module.num_params, "ranks": self.world.size}
+        facts |= {"mixture": lock and lock.digest, "callbacks": [*self.callbacks]}
+        return as_html(facts)
+
     # ---- the loop ------------------------------------------------------------------------------
 
     def fit(self, preemption: Preemption | None = None) -> None:

@@ -167,6 +167,21 @@ class Dataset(Sequence[Document]):
             f"{self.tokenizer_name}, digest {self.digest[:12]}>"
         )
 
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: its facts."""
+        from olm_data.printing import as_html  # of no use to a run
+
+        totals, inputs = self.manifest.totals, len(self.manifest.inputs)
+        facts: dict[str, object] = {
+            "place": self.store.root,
+            "tokens": totals.tokens,
+            "documents": totals.documents,
+        }
+        facts |= {"text bytes": totals.text_bytes, "dropped": self.manifest.dropped}
+        facts |= {"inputs": inputs, "shards": len(self.manifest.shards), "dtype": self.dtype.name}
+        facts |= {"tokenizer": self.tokenizer_name, "digest": self.digest}
+        return as_html(facts)
+
     @property
     def tokens(self) -> int:
         """Number of tokens."""

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 from rich.cells import cell_len
+from support.html_page import HtmlPage
 
 from olm_data.errors import printable
 from olm_data.printing import (
@@ -20,6 +21,7 @@ from olm_data.printing import (
     Ordinal,
     Share,
     aligned,
+    as_html,
     cell,
     emit,
     lines,
@@ -209,3 +211,14 @@ def test_a_result_is_its_fields_as_json_or_lines_without_secrets_or_escapes(
     out = capsys.readouterr().out
     assert "\\x1b[2J" in out
     assert "pass@" not in out
+
+
+def test_a_notebook_shows_the_same_lines_and_nothing_of_them_acts() -> None:
+    result = Part("<img src=//x> & https://user:pass@host/ \x1b[2J", [Gap(stage="a", rows=3)])
+    page = HtmlPage(as_html(result))
+    shown = "".join(page.text).splitlines()
+    assert page.fetched == []
+    assert shown[0].startswith("name  <img src=//x> & https://")
+    assert shown[0].endswith("host/ \\x1b[2J")
+    assert "pass@" not in shown[0]
+    assert shown[1:] == lines(result)[1:]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.html_page import HtmlPage
+from support.runs import build_trainer
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 import olm_data
@@ -43,6 +46,23 @@ def test_reprs_say_numbers(dataset: Dataset, tiny_mixture: Path) -> None:
     assert repr(lock) in repr(RowReader(lock))
     loader = olm_train.DataLoader(lock, global_batch_size=256, rank_microbatch_size=64)
     assert f"step 0 of {loader.steps}, rank 0 of 1" in repr(loader)
+
+
+def test_notebooks_show_facts(dataset: Dataset, tiny_mixture: Path, tmp_path: Path) -> None:
+    lock = Lock.read(tiny_mixture)
+    trainer = build_trainer(tiny_mixture, tmp_path / "<b>&")
+
+    def shown(part: Any) -> str:
+        page = HtmlPage(part._repr_html_())
+        assert page.fetched == []
+        return "\n".join(" ".join(line.split()) for line in "".join(page.text).splitlines())
+
+    for fact in (f"tokens {dataset.tokens:,}", "documents 23", f"digest {dataset.digest}"):
+        assert f"\n{fact}\n" in f"{shown(dataset)}\n"
+    for fact in (f"digest {lock.digest}\n", f"\nrows {lock.total_rows:,}\n", "\nsources\n"):
+        assert fact in shown(lock)
+    for fact in (f"save folder {tmp_path}/<b>&", "steps 24", f"mixture {lock.digest}"):
+        assert fact in shown(trainer).splitlines()
 
 
 def test_a_text_needs_the_tokenizer_of_the_dataset(

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from olm_data.command import CommandGroup, say
+from olm_data.errors import UsageError
 from olm_data.extras import needs
 from olm_data.printing import emit
 
@@ -19,8 +20,12 @@ with needs("a ladder"):
     from olm_train.extensions.ladder.plan import plan as planned
     from olm_train.extensions.ladder.points import RESULTS, read_points
     from olm_train.extensions.ladder.report import write_report
+    from olm_train.extensions.ladder.submit import submit
+    from olm_train.extensions.launch.command import read_launch
 
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+_TO = click.option("--to", type=click.Choice(["slurm"]), help="Submit a job a point: where to.")
+_LAUNCH = click.argument("launch", metavar="[LAUNCH.yaml]", required=False)
 _LADDER = click.argument("ladder", metavar="LADDER.yaml")
 _AS_TYPED = {"ignore_unknown_options": True}
 
@@ -54,22 +59,40 @@ def plan(ladder: str, as_json: bool) -> None:
 
 @main.command("run")
 @_LADDER
-@click.option("--dry-run", is_flag=True, help="Print the plan; train nothing.")
+@_LAUNCH
+@_TO
+@click.option("--dry-run", is_flag=True, help="Print the plan, or the jobs; train nothing.")
 @click.pass_context
-def run_points(context: click.Context, ladder: str, dry_run: bool) -> None:
-    """Train the points that are not trained yet, one after the other.
+def run_points(
+    context: click.Context, ladder: str, launch: str | None, to: str | None, dry_run: bool
+) -> None:
+    """Train the points that are not trained yet, one after the other, or a job each.
 
     \b
     olm-train ladder run ladder.yaml
+    olm-train ladder run ladder.yaml --to slurm launch.yaml
     """
     read = LadderConfig.read(ladder)
     points = planned(read)
-    if dry_run:
+    batch = run.batch_of(read, points)
+    if dry_run and not (to or launch):
         emit(points, as_json=False)
-        return
-    if code := run.train(read, points, say):
+    elif _trained(context, batch, to, launch, dry_run):
+        say(f"all {len(points.points)} points are trained: {batch.results}")
+
+
+def _trained(
+    context: click.Context, batch: run.LadderRuns, to: str | None, launch: str | None, dry_run: bool
+) -> bool:
+    """Train points here, or submit them; return whether all are trained."""
+    if bool(to) != bool(launch):
+        raise UsageError("jobs need both --to and LAUNCH.yaml", fix="... --to slurm launch.yaml")
+    if launch:
+        here = Path(launch).absolute().parent
+        return not submit(batch, read_launch(launch), here, say, dry_run=dry_run) and not dry_run
+    if code := run.train(batch, say):
         context.exit(code)
-    say(f"all {len(points.points)} points are trained: {Path(read.folder) / RESULTS}")
+    return True
 
 
 @main.command()
@@ -114,23 +137,33 @@ def grade(ladder: str, run: str, as_json: bool) -> None:
 
 @main.command("mix")
 @click.argument("search", metavar="MIX-SEARCH.yaml")
-@click.option("--dry-run", is_flag=True, help="Print the mixtures and their cost; train nothing.")
+@_LAUNCH
+@_TO
+@click.option(
+    "--dry-run", is_flag=True, help="Print mixtures and cost, or the jobs; train nothing."
+)
 @_AS_JSON
 @click.pass_context
-def mix_search(context: click.Context, search: str, dry_run: bool, as_json: bool) -> None:
+def mix_search(
+    context: click.Context,
+    search: str,
+    launch: str | None,
+    to: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     """Train small runs of several mixtures; write the manifest of the best one, and how sure it is.
 
     \b
     olm-train ladder mix mix-search.yaml
+    olm-train ladder mix mix-search.yaml --to slurm launch.yaml
     """
     read = Search.open(SearchConfig.read(search))
     points = read.plan()
-    if dry_run:
+    if dry_run and not (to or launch):
         emit(points, as_json)
-        return
-    if code := read.train(points, say):
-        context.exit(code)
-    emit(answer(read), as_json)
+    elif _trained(context, read.batch(points), to, launch, dry_run):
+        emit(answer(read), as_json)
 
 
 @main.command()

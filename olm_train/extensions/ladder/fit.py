@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from olm_data.errors import InputError
 from olm_data.printing import Loss, Share, ShareError
 from olm_train.extensions.ladder.design import Design
-from olm_train.extensions.ladder.law import Floats, Law, Runs, fit, resampled
+from olm_train.extensions.ladder.law import Floats, Law, Runs, band, fit, resampled
 from olm_train.extensions.ladder.points import Point, as_runs, frontier
 
-BAND = (0.05, 0.95)
 DRAWS = 400
 SAME_COMPUTE = 0.1
 """Relative difference of computes that are one isoFLOP curve."""
@@ -95,7 +94,7 @@ def fitted(points: Sequence[Point], draws: int = DRAWS) -> Fit:
     runs = as_runs(best)
     law, spread, warnings = determined(runs)
     laws = np.array(resampled(runs, law, draws))
-    low, high = np.quantile(laws, BAND, axis=0)
+    low, high = band(laws)
     ways = approaches(runs, np.array([point.flops for point in best]), law)
     exponents = [way.exponent for way in ways if way.exponent is not None]
     held_out = _held_out(best)

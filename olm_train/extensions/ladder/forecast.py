@@ -22,8 +22,8 @@ from olm_data.storage.store import is_remote
 from olm_train.duration import run_length
 from olm_train.estimate.flops import flops_of_steps
 from olm_train.extensions.ladder.config import LadderConfig
-from olm_train.extensions.ladder.fit import BAND, DRAWS, determined
-from olm_train.extensions.ladder.law import resampled
+from olm_train.extensions.ladder.fit import DRAWS, determined
+from olm_train.extensions.ladder.law import band, resampled
 from olm_train.extensions.ladder.plan import judged_by, loader_of, refuse_growing, resolved
 from olm_train.extensions.ladder.points import RESULTS, Point, as_runs, frontier, read_points
 from olm_train.extensions.ladder.run import losses
@@ -144,8 +144,8 @@ def foreseen(
     laws, random = resampled(runs, law, DRAWS), np.random.default_rng(0)
     lengths = np.geomspace(max(tokens / 64, 1), tokens, MARKS)
     drawn = np.array([each.loss(parameters, lengths) for each in laws])  # [draws, marks]
-    drawn *= 1 + spread * random.standard_normal((len(laws), 1))
-    low, high = np.quantile(drawn, BAND, axis=0)
+    drawn *= 1 + spread * random.standard_t(len(runs.loss) - 5, (len(laws), 1))
+    low, high = band(drawn)
     marks = [
         Mark(round(d), *map(float, numbers))
         for d, *numbers in zip(lengths, law.loss(parameters, lengths), low, high, strict=True)

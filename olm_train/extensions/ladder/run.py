@@ -1,9 +1,10 @@
 """Trains the points of a ladder, one after the other, each an ordinary run.
 
-What has ended is left out, and what was stopped goes on.
+What has finished is left out, and what was stopped goes on.
 
-Plan -> without those of ladder.jsonl, by digest -> python -m olm_train.run BASE OPTIONS
-                                                 -> held-out loss at the end -> ladder.jsonl
+Plan -> LadderRuns, without those of ladder.jsonl, by digest -> without those whose run has finished
+    -> python -m olm_train.run BASE OPTIONS, here | jobs (submit.py)
+    -> held-out loss at the end -> ladder.jsonl
 """
 
 from __future__ import annotations
@@ -11,67 +12,111 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 import msgspec
 
 from olm_data.errors import ValidationError
 from olm_data.run_log.lines import append_line
-from olm_data.run_log.log import RunLog
+from olm_data.run_log.log import RunLog, read_ends
 from olm_data.run_log.metric_names import EVAL_CE_LOSS
 from olm_train.extensions.ladder.config import LadderConfig
 from olm_train.extensions.ladder.plan import LadderPlan, Rung
 from olm_train.extensions.ladder.points import RESULTS, Point, read_points
+from olm_train.extensions.launch.exit_codes import exit_code
 
 
-class Named(Protocol):
-    """A point to train."""
+@dataclass(frozen=True, kw_only=True)
+class LadderRun:
+    """A point to train.
 
-    @property
-    def name(self) -> str: ...
-
-
-P = TypeVar("P", bound=Named)
-
-
-def train(ladder: LadderConfig, plan: LadderPlan, say: Callable[[str], None]) -> int:
-    """Train what is not trained yet; return the exit code of the first run that does not finish.
-
-    Raises:
-        ValidationError: a run has ended without its evaluation.
+    Attributes:
+        name: of its folder.
+        options: of its run.
+        found: what its run, which has finished, has found: a line of the results.
+        begins: name of the point that it goes on from; "": at the first step.
+        prepare: makes what the run reads, right before it.
     """
+
+    name: str
+    options: tuple[str, ...]
+    found: Callable[[], msgspec.Struct]
+    begins: str = ""
+    prepare: Callable[[], object] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderRuns:
+    """Points to train.
+
+    Attributes:
+        base: train.yaml of all.
+        results: file of what they find; the points are in its folder.
+        tasks: without those that are in it, each after the one that it goes on from.
+    """
+
+    base: str
+    results: Path
+    tasks: list[LadderRun]
+
+    def left(self, *, keep: bool = True) -> list[LadderRun]:
+        """Return those whose run has not finished.
+
+        Args:
+            keep: what the others have found.
+
+        Raises:
+            ValidationError: a run has finished without its evaluation.
+        """
+        left = []
+        for task in self.tasks:
+            ends = read_ends(self.results.parent / task.name)
+            if not (ends and ends[-1].reason == "finished"):
+                left.append(task)
+            elif keep:
+                self.keep(task)
+        return left
+
+    def keep(self, task: LadderRun) -> None:
+        """Add what a task has found to the results."""
+        self.results.parent.mkdir(parents=True, exist_ok=True)
+        append_line(self.results, msgspec.json.encode(task.found()))
+
+
+def batch_of(ladder: LadderConfig, plan: LadderPlan) -> LadderRuns:
+    """Return the points of a ladder that are not trained yet."""
     results = Path(ladder.folder) / RESULTS
     done = {point.digest for point in read_points(results)}
-    missing = [rung for rung in plan.points if rung.digest not in done]
+    tasks = [
+        LadderRun(
+            name=rung.name,
+            options=rung.options,
+            found=partial(point_of, ladder, plan.dataset, rung),
+            begins=rung.begins,
+        )
+        for rung in plan.points
+        if rung.digest not in done
+    ]
+    return LadderRuns(base=ladder.base, results=results, tasks=tasks)
 
-    def found(rung: Rung) -> Point:
-        return point_of(ladder, plan.dataset, rung)
 
-    return train_all(ladder.base, missing, results, lambda rung: rung.options, found, say)
-
-
-def train_all(
-    base: str,
-    points: Sequence[P],
-    results: Path,
-    options: Callable[[P], Sequence[str]],
-    found: Callable[[P], msgspec.Struct],
-    say: Callable[[str], None],
-) -> int:
+def train(batch: LadderRuns, say: Callable[[str], None]) -> int:
     """Train points one after the other; return the code of the first run that does not finish.
 
-    Args:
-        options: of the run of a point, asked right before it.
-        found: what a run that has ended has found: a line of `results`.
+    Raises:
+        ValidationError: a run has finished without its evaluation.
     """
-    for number, point in enumerate(points, 1):
-        say(f"point {number} of {len(points)}: {point.name}")
-        if code := _ended([sys.executable, "-m", "olm_train.run", base, *options(point)]):
+    left = batch.left()
+    for number, task in enumerate(left, 1):
+        say(f"point {number} of {len(left)}: {task.name}")
+        if task.prepare:
+            task.prepare()
+        if code := _ended([sys.executable, "-m", "olm_train.run", batch.base, *task.options]):
             return code
-        results.parent.mkdir(parents=True, exist_ok=True)
-        append_line(results, msgspec.json.encode(found(point)))
+        batch.keep(task)
     return 0
 
 
@@ -86,7 +131,7 @@ def _ended(command: list[str]) -> int:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
+    return exit_code(code)
 
 
 def point_of(ladder: LadderConfig, dataset: str, rung: Rung) -> Point:

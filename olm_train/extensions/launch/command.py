@@ -9,6 +9,7 @@ import copy
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,26 +90,33 @@ def take_for(to: str, config: LaunchConfig, here: Path, *, keep: bool) -> Taken:
 
 
 def submit(found: LaunchJob, path: Path) -> None:
-    """Hand a file to its scheduler.
+    """Hand a file to its scheduler. Raises as `ask`."""
+    ask((*found.command, str(path)), f"submit {path} from a machine that has it")
+
+
+def ask(command: Sequence[str], otherwise: str, *, stdout: int | None = None) -> str:
+    """Run a scheduler's program; return what it says, "" where `stdout` is None: it prints it.
+
+    Args:
+        otherwise: what to do where it is not installed, and cannot be.
 
     Raises:
-        ResourceError: the scheduler's program is not here.
-        UsageError: it refused the job.
+        ResourceError: it is not here.
+        UsageError: it refused.
     """
-    command = [*found.command, str(path)]
     try:
-        code = subprocess.run(command, check=False).returncode
+        done = subprocess.run(command, stdout=stdout, text=True, check=False)
     except FileNotFoundError as error:
         raise ResourceError(
-            f"there is no {command[0]} here",
-            fix=f"install it, or submit {path} from a machine that has it",
+            f"there is no {command[0]} here", fix=f"install it, or {otherwise}"
         ) from error
-    if code:
+    if done.returncode:
         raise UsageError(
-            f"{command[0]} did not take the job: exit code {code}",
+            f"{command[0]} refused: exit code {done.returncode}",
             where=" ".join(command),
-            fix="its message is above; change launch.yaml",
+            fix="its message is above; if it is about the job, change launch.yaml",
         )
+    return done.stdout or ""
 
 
 @click.command(cls=Command)

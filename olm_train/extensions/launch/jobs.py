@@ -32,6 +32,7 @@ AGENT = "olm_train.extensions.launch.agent"
 REMOTE = "olm-snapshot"
 """Where SkyPilot and dstack put the snapshot."""
 POD = "node"
+SBATCH = ("sbatch", "--parsable")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,12 +130,14 @@ def _slurm(config: LaunchConfig, taken: Taken) -> LaunchJob:
         )
     options = {"output": "%x-%j.log", "open-mode": "append", **own, **config.slurm.options}
     lines = ["#!/bin/bash"]
-    lines += [f"#SBATCH --{k}" + ("" if v is None else f"={v}") for k, v in options.items()]
+    for name, value in options.items():
+        given = "" if value is None else f"={shlex.quote(str(value))}"
+        lines.append(f"#SBATCH --{name}{given}")
     lines += ["set -u", f"margin={config.margin}", _SLURM + f"S={shlex.quote(taken.folder)}"]
     run = f'srun --wait="$margin" {shlex.quote(sys.executable)}'
     more = ("--node-from=SLURM_NODEID", '"${limit[@]}"')
     lines += [*_script(config, taken, run, '"$address:$port"', *more), _SLURM_END]
-    return LaunchJob(name="slurm.sbatch", text="\n".join(lines), command=("sbatch", "--parsable"))
+    return LaunchJob(name="slurm.sbatch", text="\n".join(lines), command=SBATCH)
 
 
 def _policies(max_restarts: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -27,7 +27,7 @@ from olm_data.sources.formats import KNOWN, TEXT_PER_COMPRESSED_BYTE, codec_of, 
 
 with needs("planning a model"):
     from olm_train.estimate.gpus import gpu_named
-    from olm_train.extensions.new.plan import RunPlan, plan
+    from olm_train.extensions.new.plan import ENOUGH, RunPlan, plan
     from olm_train.model.presets import PRESETS
     from olm_train.run.command import SCHEMA as TRAINING
 
@@ -151,6 +151,7 @@ def _source(place: Path) -> str:
 def mix_yaml(made: RunPlan, sources: list[str]) -> str:
     """Return mix.yaml."""
     epochs = ", ".join(f"{one}: {made.epochs:g}" for one in sources)
+    tokens = f"{made.trained / 1e6:,.1f}M tokens, about: {made.share:.2g} for each parameter"
     return (
         f"""\
 {modeline(MIXTURE)}
@@ -163,8 +164,9 @@ sources:
         + "".join(f"  {one}: {{data: ./tokens/{one}}}\n" for one in sources)
         + f"""\
 stages:
-  # {made.trained / 1e6:,.1f}M tokens, about: 20 for each parameter (Hoffmann et al., 2022); each
-  # text four times at most (Muennighoff et al., 2023). For other shares: tokens and weights.
+  # {tokens}, {ENOUGH} are enough
+  # (Hoffmann et al., 2022); each text four times at most (Muennighoff et al., 2023). For other
+  # shares: tokens and weights.
   - {{name: main, epochs: {{{epochs}}}}}
 """
     )
@@ -172,7 +174,6 @@ stages:
 
 def train_yaml(made: RunPlan, sources: list[str]) -> str:
     """Return train.yaml."""
-    why = "the largest for which the text is enough" if made.chosen else "as asked for"
     held = ", ".join(f"{one}: tokens/{one}/validation" for one in sources)
     module = made.recipe.values()["train_module"] if made.recipe else {}
     extra = "".join(
@@ -183,7 +184,7 @@ def train_yaml(made: RunPlan, sources: list[str]) -> str:
     return f"""\
 {modeline(TRAINING)}
 seed: 1
-model: {{preset: {made.preset}}}  # {made.model.num_params / 1e6:,.1f}M parameters: {why}
+model: {{preset: {made.preset}}}  # {made.model.num_params / 1e6:,.1f}M parameters: {made.why}
 data_loader:
   mixture: mix.lock.json
   global_batch_size: {made.batch}  # tokens: 0.58 D^0.571 (Step Law, arXiv 2503.04715)

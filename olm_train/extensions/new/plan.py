@@ -67,6 +67,22 @@ class RunPlan:
         """Tokens of the run."""
         return round(self.tokens * self.epochs)
 
+    @property
+    def share(self) -> float:
+        """Tokens of the run for each parameter."""
+        return self.trained / self.model.num_params
+
+    @property
+    def why(self) -> str:
+        """Why it is this shape."""
+        if not self.chosen:
+            return "as asked for"
+        if MOST_EPOCHS * self.tokens < ENOUGH * self.model.num_params:
+            return "our smallest; more text would be better"
+        if self.recipe is None and self.preset == ON_A_CPU:
+            return "our largest for a CPU"
+        return "the largest for which the text is enough"
+
 
 def plan(size: int, name: str | None, gpu: Gpu | None) -> RunPlan:
     """Return the plan for `size` bytes of text, a preset or the best one, a GPU or none."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from olm_train.extensions.ladder.law import EPOCH, HOFFMANN, Law, Runs, fit, resampled
+from olm_train.extensions.ladder.law import EPOCH, HOFFMANN, Law, Runs, band, fit, resampled
 
 SIZES = np.repeat([20e6, 60e6, 190e6, 600e6], 3)
 TOKENS = SIZES * np.tile([5, 20, 80], 4)
@@ -52,9 +52,9 @@ def test_exponents_come_back_within_a_tenth_and_bands_cover(law: Law) -> None:
         runs = runs_of(law, 0.003, seed)
         found = fit(runs)
         laws = np.array(resampled(runs, found, 60, seed))
-        low, high = np.quantile(laws, (0.05, 0.95), axis=0)
+        low, high = band(laws)
         far = [float(Law(*each).loss(*TARGET)) for each in laws]
-        ends = np.quantile(far, (0.05, 0.95))
+        ends = band(np.array(far))
         alphas.append(found.alpha / law.alpha - 1)
         covered.append(
             [
@@ -67,6 +67,13 @@ def test_exponents_come_back_within_a_tenth_and_bands_cover(law: Law) -> None:
     assert abs(np.mean(alphas)) < 0.02
     shares = np.mean(covered, axis=0)
     assert ((shares > 0.8) & (shares < 0.98)).all(), shares
+
+
+def test_a_number_drawn_like_few_others_is_in_their_band_as_often_as_it_says() -> None:
+    draws = np.random.default_rng(0).standard_normal((60, 20_000))
+    low, high = band(draws[:-1])
+    inside = np.mean((low < draws[-1]) & (draws[-1] < high))
+    assert inside == pytest.approx(0.9, abs=0.006)  # as plain quantiles: 0.87
 
 
 def test_scipy_finds_no_better_law() -> None:

@@ -14,7 +14,7 @@ from olm_train.extensions.ladder.command import main
 from olm_train.extensions.ladder.config import LadderConfig
 from olm_train.extensions.ladder.plan import plan
 from olm_train.extensions.ladder.points import read_points
-from olm_train.extensions.ladder.run import train
+from olm_train.extensions.ladder.run import batch_of, train
 
 from .test_plan import write_ladder
 
@@ -26,7 +26,7 @@ def ladder(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A ladder of three widths and three lengths, trained; the file ladder.yaml."""
     path = write_ladder(tmp_path_factory.mktemp("ladder"), tiny_mixture)
     read = LadderConfig.read(path)
-    assert train(read, plan(read), print) == 0
+    assert train(batch_of(read, plan(read)), print) == 0
     return Path(path)
 
 
@@ -71,13 +71,20 @@ def test_what_is_trained_is_left_out_and_what_is_missing_is_trained(ladder: Path
     results = Path(read.folder) / "ladder.jsonl"
     before = results.read_bytes()
     said: list[str] = []
-    assert train(read, plan(read), said.append) == 0
+
+    def go_on() -> None:
+        assert train(batch_of(read, plan(read)), said.append) == 0
+        assert results.read_bytes() == before
+
+    go_on()
+    results.write_bytes(b"".join(before.splitlines(keepends=True)[:-1]))
+    go_on()  # its log says that it has finished, and what it found
     assert said == []
-    lines = before.splitlines(keepends=True)
-    results.write_bytes(b"".join(lines[:-1]))
-    assert train(read, plan(read), said.append) == 0
-    assert len(said) == 1
-    assert results.read_bytes() == before
+    results.write_bytes(b"".join(before.splitlines(keepends=True)[:-1]))
+    last = plan(read).points[-1].name
+    (Path(read.folder) / last / "ends.jsonl").unlink()
+    go_on()
+    assert said == [f"point 1 of 1: {last}"]
 
 
 def test_a_run_that_fails_ends_the_ladder_with_its_code(tiny_mixture: Path, tmp_path: Path) -> None:
@@ -86,7 +93,7 @@ def test_a_run_that_fails_ends_the_ladder_with_its_code(tiny_mixture: Path, tmp_
     points = plan(read)
     Path(read.folder).mkdir()
     (Path(read.folder) / points.points[0].name).write_text("in the way")
-    assert train(read, points, print) not in (0, 1)
+    assert train(batch_of(read, points), print) not in (0, 1)
     assert read_points(Path(read.folder) / "ladder.jsonl") == []
 
 

@@ -62,7 +62,7 @@ def test_it_is_submitted_by_the_program_of_the_scheduler(
     (tmp_path / "bin" / program).write_text("#!/bin/sh\nexit 4\n")
     done = launch(config, "--to", to)
     assert done.exit_code == 2
-    assert f"{program} did not take the job: exit code 4" in done.stderr
+    assert f"{program} refused: exit code 4" in done.stderr
 
 
 def test_a_program_that_is_not_here_is_named(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

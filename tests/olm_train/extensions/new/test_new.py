@@ -14,7 +14,7 @@ from support.tokenizing import texts, write_jsonl
 from olm_data.cli import cli
 from olm_data.errors import InputError
 from olm_train.estimate.gpus import GPUS
-from olm_train.extensions.new.command import look, main, readme
+from olm_train.extensions.new.command import look, main, mix_yaml, readme, train_yaml
 from olm_train.extensions.new.plan import ENOUGH, MOST_EPOCHS, plan
 from olm_train.run.command import main as train
 
@@ -55,6 +55,18 @@ def test_text_is_enough_and_never_repeated_too_often(size: int, gpu: object) -> 
     if made.recipe:
         assert made.batch % (made.recipe.gpus * made.microbatch) == 0
         assert made.microbatch <= made.recipe.module.rank_microbatch_size
+
+
+def test_the_files_say_what_the_text_is_enough_for() -> None:
+    for size, why, share in (
+        (10**6, "our smallest; more text would be better", "0.9"),
+        (10**8, "the largest for which the text is enough", "20"),
+        (10**11, "our largest for a CPU", "18"),
+    ):
+        made = plan(size, None, None)
+        assert f"M parameters: {why}\n" in train_yaml(made, ["a"])
+        assert f"about: {share} for each parameter, 20 are enough" in mix_yaml(made, ["a"])
+    assert plan(10**6, "olm-1m", None).why == "as asked for"
 
 
 def test_more_text_takes_a_larger_model() -> None:
