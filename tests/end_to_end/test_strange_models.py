@@ -151,17 +151,17 @@ def eight_bits(folder: Path) -> None:
 def pickled(folder: Path) -> None:
     for name in (ONE, TWO, INDEX):
         (folder / name).unlink()
-    payload = pickle.dumps(Payload(str(folder.parent / "canary")))
+    payload = pickle.dumps(Payload(folder.parent / "canary"))
     (folder / "pytorch_model.bin").write_bytes(payload)
 
 
 def pickle_by_index(folder: Path) -> None:
-    (folder / "x.bin").write_bytes(pickle.dumps(Payload(str(folder.parent / "canary"))))
+    (folder / "x.bin").write_bytes(pickle.dumps(Payload(folder.parent / "canary")))
     names(folder, lambda found: found.update({min(found): "x.bin"}))
 
 
 def pickle_in_place(folder: Path) -> None:
-    payload = pickle.dumps(Payload(str(folder.parent / "canary")))
+    payload = pickle.dumps(Payload(folder.parent / "canary"))
     (folder / TWO).write_bytes(payload)
 
 

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.inline_runner import InlineRunner
+from support.inline_runner import Never
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import ResourceError
-
-
-class Never(InlineRunner):
-    """A runner that must not be reached."""
-
-    def run(self, *_: Any, **__: Any) -> None:
-        raise AssertionError("work began")
 
 
 @pytest.mark.parametrize("output", ["file/out", "file", "/proc/out", "/sys/out"])
