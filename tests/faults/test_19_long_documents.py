@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.command import WITH_TESTS, environment
+from support.command import program
 
 SIZE = 30_000_000
 WORDS = "It was a bright cold day in April, and the clocks were striking 13.\n\u00e9 "
@@ -47,13 +45,8 @@ for batch in read_units(plan.inputs, units, plan.options):
     tokens += len(encoder.encode(batch.data, batch.offsets).ids)
 print(size, tokens, (peak() - before) * 1024)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment(WITH_TESTS),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = program("-c", script)
+    assert done.returncode == 0, done.stderr
     size, tokens, grown = map(int, done.stdout.split())
     assert size >= SIZE - len(WORDS.encode())
     assert tokens > size // 8
