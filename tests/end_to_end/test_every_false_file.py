@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from support.command import program
+from support.command import WITH_TESTS, environment
 from support.every_file import Workplace
 
 pytestmark = pytest.mark.slow  # in a quick run: faults/test_64, 69, 70 and 72, file by file
@@ -20,9 +22,15 @@ CASES = int(os.environ.get("OLM_WALK_CASES", "200"))
 PROGRAM = "import sys; from support.every_file import main; main(*sys.argv[1:])"
 
 
-def ran(*words: object) -> list[str]:
+def program(*words: object) -> list[str]:
     """Run the walk as a program; return its lines."""
-    done = program("-c", PROGRAM, *map(str, words))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *map(str, words)],
+        env=environment(WITH_TESTS),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -30,12 +38,12 @@ def ran(*words: object) -> list[str]:
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Workplace:
     folder = tmp_path_factory.mktemp("walk") / "honest"
-    ran("make", folder, tiny_tokenizer)
+    program("make", folder, tiny_tokenizer)
     return Workplace(folder)
 
 
 def walk(honest: Workplace, seed: int, cases: int, work: Path) -> None:
-    found = [json.loads(line) for line in ran("walk", honest.folder, work, seed, cases)]
+    found = [json.loads(line) for line in program("walk", honest.folder, work, seed, cases)]
     assert not found, f"seed {seed}:\n" + "\n\n".join(found)
 
 

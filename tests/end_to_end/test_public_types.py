@@ -74,7 +74,10 @@ def test_mypy_sees_every_public_name_of_an_installation(
     lines += ["olm_data.Datset", 'tokens: str = olm_data.Dataset.open("books").tokens']
     (tmp_path / "mine.py").write_text("\n".join(lines) + "\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python)]
-    command += ["--cache-dir", str(Path(os.environ["XDG_CACHE_HOME"], "mypy"))]  # torch's first
+    command += [
+        "--cache-dir",
+        str(Path(os.environ["XDG_CACHE_HOME"], "mypy")),
+    ]  # torch's, above all
     done = subprocess.run(
         [*command, "mine.py"], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
-from support.command import arguments, environment, olm_data, program
+from support.command import WITH_TESTS, arguments, environment, olm_data
 from support.polling import wait_until
 from support.store_proxy import Proxy, stall
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
@@ -145,7 +146,9 @@ def test_a_large_file_goes_up_in_parts_and_comes_back_without_being_in_memory(
     with open(path, "wb") as file:
         for block in range(6):
             file.write(bytes([block]) * (size // 6))
-    ran = program("-c", PUBLISH, prefix, path)
+    command = [sys.executable, "-c", PUBLISH, prefix, str(path)]
+    surroundings = environment(WITH_TESTS)
+    ran = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert int(ran.stdout) * 1024 < size // 2
     info = fsspec.filesystem("s3", skip_instance_cache=True).info(f"{prefix}/large")

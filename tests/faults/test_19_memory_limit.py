@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from support.command import program
 
 SIZE = 60_000_000
 WORDS = "It was a bright cold day in April, and the clocks were striking 13.\n\u00e9 "
@@ -31,13 +33,22 @@ print(made.manifest.totals.documents, made.manifest.totals.text_bytes, made.mani
 
 @pytest.mark.slow
 def test_19_a_line_of_sixty_megabytes_is_one_document_under_a_memory_limit(
-    tiny_tokenizer: Path, tmp_path: Path
+    tiny_tokenizer: Path, tmp_path: Path, repository: Path
 ) -> None:
     text = WORDS * (SIZE // len(WORDS.encode()))
     size = len(text.encode())
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}, ensure_ascii=False))
     room = FIXED + PER_BYTE * size
-    done = program("-c", SCRIPT, tmp_path / "a.jsonl", tiny_tokenizer, tmp_path, str(room))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", SCRIPT, str(tmp_path / "a.jsonl"), str(tiny_tokenizer)),
+            *(str(tmp_path), str(room)),
+        ],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": f"{repository}:{repository / 'tests'}"},
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     documents, text_bytes, tokens = map(int, done.stdout.split())
     assert (documents, text_bytes) == (1, size)

