@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from support.command import arguments, environment
 from support.tokenizing import digests, texts, write_jsonl
 
 SURROUNDINGS = [
@@ -17,7 +18,9 @@ SURROUNDINGS = [
 
 
 @pytest.mark.slow
-def test_15_the_same_bytes_whatever_the_surroundings(tiny_tokenizer: Path, tmp_path: Path) -> None:
+def test_15_the_same_bytes_whatever_the_surroundings(
+    tiny_tokenizer: Path, tmp_path: Path, repository: Path
+) -> None:
     seen = []
     for number, (variables, workers) in enumerate(SURROUNDINGS):
         folder = tmp_path / str(number)
@@ -25,10 +28,13 @@ def test_15_the_same_bytes_whatever_the_surroundings(tiny_tokenizer: Path, tmp_p
         parts = [2, 0, 1] if number else [0, 1, 2]  # created, and so listed, in another order
         for part in parts:
             write_jsonl(folder / "in" / f"\u00fc-{part}.jsonl", texts(30, 30 * part))
-        words = ("tokenize", folder / "in", "--tokenizer", tiny_tokenizer)
-        options = ("--shard-tokens", "700", "--holdout", "0.2", "--workers", workers)
-        command = arguments(*words, "--output", folder / "out", *options)
-        subprocess.run(command, env=environment(variables), check=True, capture_output=True)
+        command = [
+            *(sys.executable, "-m", "olm_data.cli", "tokenize", str(folder / "in")),
+            *("--tokenizer", str(tiny_tokenizer), "--output", str(folder / "out")),
+            *("--shard-tokens", "700", "--holdout", "0.2", "--workers", workers),
+        ]
+        environment = os.environ | {"PYTHONPATH": str(repository)} | variables
+        subprocess.run(command, env=environment, check=True, capture_output=True)
         found = digests(folder / "out")
         del found["job.json"]  # says where the inputs are read
         del found["plan.json"]  # holds the inputs' modification times, for reruns only

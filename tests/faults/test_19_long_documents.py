@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from support.command import program
+from support.command import WITH_TESTS, environment
 
 SIZE = 30_000_000
 WORDS = "It was a bright cold day in April, and the clocks were striking 13.\n\u00e9 "
@@ -45,8 +47,13 @@ for batch in read_units(plan.inputs, units, plan.options):
     tokens += len(encoder.encode(batch.data, batch.offsets).ids)
 print(size, tokens, (peak() - before) * 1024)
 """
-    done = program("-c", script)
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(WITH_TESTS),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     size, tokens, grown = map(int, done.stdout.split())
     assert size >= SIZE - len(WORDS.encode())
     assert tokens > size // 8
