@@ -105,9 +105,7 @@ def test_files_are_held_out_by_their_text_and_no_near_copy_of_another_is_measure
     assert text.split(with_copy)[2] == 1
 
 
-def test_a_uniform_model_needs_the_logarithm_of_its_vocabulary_for_every_label(
-    text: Any,
-) -> None:
+def test_a_uniform_model_needs_the_logarithm_of_its_vocabulary_for_every_label(text: Any) -> None:
     documents = [np.arange(n) % 8 for n in (1, 2, 9, 23)]
     lengths = []
 

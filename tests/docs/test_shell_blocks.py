@@ -48,8 +48,7 @@ ALL = [block for page in pages() for block in page.blocks]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(p, id=p.name, marks=pytest.mark.xdist_group(group(p))) for p in RUNNING],
+    "page", [pytest.param(p, id=p.name, marks=pytest.mark.xdist_group(group(p))) for p in RUNNING]
 )
 def test_the_page_works_as_typed_and_prints_what_it_shows(
     page: Page, ran: Callable[[str], PageRun]

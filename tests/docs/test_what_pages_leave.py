@@ -85,10 +85,7 @@ S3 = "docs/how-to/object-storage.md"
 
 @page(S3)
 def test_from_bucket_to_bucket_makes_the_local_dataset_and_tells_no_secret(
-    ran: Ran,
-    s3: dict[str, str],
-    tiny_tokenizer: Path,
-    tmp_path: Path,
+    ran: Ran, s3: dict[str, str], tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     run = ran(S3)
     text = run.folder.parent / f"{run.folder.name}.jsonl"

@@ -43,10 +43,7 @@ ROWS: dict[int, Row] = {
         "a worker is killed",
         "its task is done again, at most twice; then an error names the input and the peak memory",
     ),
-    3: Row(
-        "power fails",
-        "what a manifest lists was on the disk before the manifest was",
-    ),
+    3: Row("power fails", "what a manifest lists was on the disk before the manifest was"),
     4: Row(
         "the disk is full at any operation",
         "exit 5 with the room there is; what was finished stays, and a rerun goes on",
@@ -55,10 +52,7 @@ ROWS: dict[int, Row] = {
         "the disk fails, takes less than it was given, or a signal cuts a call off",
         "a failure lists nothing; short writes and interrupted calls go on, no byte differs",
     ),
-    6: Row(
-        "an upload breaks off",
-        "no object is visible, and the parts sent are thrown away",
-    ),
+    6: Row("an upload breaks off", "no object is visible, and the parts sent are thrown away"),
     7: Row(
         "the store answers 500, 503, resets or times out, at any request",
         "bounded tries with growing, random waits; then exit 6 with key and request; the same "
@@ -68,26 +62,19 @@ ROWS: dict[int, Row] = {
         "the store is very slow or stops answering",
         "a time limit and another try; never an endless wait",
     ),
-    9: Row(
-        "two writers on one output",
-        "one of them commits, the other exits 7",
-    ),
+    9: Row("two writers on one output", "one of them commits, the other exits 7"),
     10: Row(
         "the store ignores conditions on a write",
         "found before work starts; only --single-writer goes on",
     ),
     11: Row(
-        "the store does not know the client's checksums",
-        "the error names the setting to change",
+        "the store does not know the client's checksums", "the error names the setting to change"
     ),
     12: Row(
         "unfinished uploads and temporary files are left behind",
         "gc lists them, and deletes ours only, and only old ones",
     ),
-    13: Row(
-        "the output cannot be written",
-        "refused before any text is read",
-    ),
+    13: Row("the output cannot be written", "refused before any text is read"),
     14: Row(
         "the clock jumps",
         "no digested byte and no order depends on the time; durations are monotonic",
@@ -96,18 +83,12 @@ ROWS: dict[int, Row] = {
         "another locale, time zone, hash seed, number of workers, order of a directory",
         "the same bytes",
     ),
-    16: Row(
-        "more than 2^31 or 2^32 tokens, bytes, rows",
-        "exact, or refused when planned",
-    ),
+    16: Row("more than 2^31 or 2^32 tokens, bytes, rows", "exact, or refused when planned"),
     17: Row(
         "text that is not UTF-8, lone surrogates, byte order marks",
         "dropped into the quarantine and counted with its place, mended, or an error, as asked",
     ),
-    18: Row(
-        "NUL and control characters",
-        "kept exactly in the tokens, escaped in messages",
-    ),
+    18: Row("NUL and control characters", "kept exactly in the tokens, escaped in messages"),
     19: Row(
         "a line or document of a gigabyte",
         "memory in proportion to it; cut for the encoder only where the ids stay the same",
@@ -189,10 +170,7 @@ ROWS: dict[int, Row] = {
         "the disk is full while saving",
         "a warning; training goes on and saves again; the last good one stays",
     ),
-    56: Row(
-        "a checkpoint of another version",
-        "refused with the numbers of both, and left alone",
-    ),
+    56: Row("a checkpoint of another version", "refused with the numbers of both, and left alone"),
     57: Row(
         "non-finite loss or gradient",
         "no rank takes the step; its documents are named; the run ends, goes on, or goes back and "

@@ -10,11 +10,10 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.clouds import KEY, environment
-from support.inline_runner import InlineRunner
+from support.inline_runner import Never
 from support.store_proxy import (
     Exchange,
     Fault,
@@ -37,14 +36,6 @@ from olm_data.storage import bucket, service
 from olm_data.storage.bucket import Backoff
 from olm_data.storage.objects import RemoteFailure
 from olm_data.storage.store import Store
-
-
-class Never(InlineRunner):
-    """A runner that must not be reached."""
-
-    def run(self, *_: Any, **__: Any) -> None:
-        raise AssertionError("work began")
-
 
 BUSY, INTERNAL = answer(503, "ServerBusy"), answer(500, "InternalError")
 EVERYWHERE = pytest.mark.parametrize("cloud", ["s3", "gs", "az"], indirect=True)
@@ -108,6 +99,7 @@ def test_07_a_run_is_identical_whichever_request_fails_in_all_ways_in_turn(
     assert number >= 12
 
 
+@EVERYWHERE
 @pytest.mark.slow
 def test_07_a_large_upload_is_identical_whichever_request_fails(
     cloud_proxy: Proxy, store: Store, file: Path
@@ -123,7 +115,9 @@ def test_07_a_large_upload_is_identical_whichever_request_fails(
         assert store.sha256("x") == sha256, f"fault at request {number}"
         store.delete("x")
         number += 1
-    assert number >= 3
+    assert number >= (5 if store.root.startswith("s3") else 3)  # there: create, parts, complete
+    for upload in store.bucket.uploads(store.key("")):  # begun, but we never heard their ids
+        store.bucket.abort(upload)
 
 
 def test_07_a_part_that_fails_on_azure_is_sent_again_alone(
@@ -221,31 +215,6 @@ def test_07_an_object_changed_on_its_way_is_found_by_reading_it_back(
     with pytest.raises(StorageError, match="other bytes"):
         store.publish("a", path, hashlib.sha256(b"wrong").hexdigest())
     assert store.size("a") is None
-
-
-@pytest.mark.slow
-def test_07_a_multipart_upload_is_identical_whichever_request_fails(
-    proxy: Proxy, tmp_path: Path
-) -> None:
-    data = os.urandom(1 << 20) * 33
-    sha256 = hashlib.sha256(data).hexdigest()
-    (tmp_path / "x").write_bytes(data)
-    store = Store(f"s3://{proxy.server['bucket']}/{tmp_path.name}")
-    number, requests = 0, 1
-    while number < requests:
-        proxy.clear()
-        proxy.inject(reset, BUSY, lost_answer, cut_request, at=number)
-        store.publish("x", tmp_path / "x", sha256)
-        requests = len(proxy.seen)
-        stored = hashlib.sha256()
-        for piece in store.pieces("x", 8 << 20):
-            stored.update(piece)
-        assert stored.hexdigest() == sha256
-        store.delete("x")
-        number += 1
-    assert number >= 5  # create, three parts, complete
-    for upload in store.bucket.uploads(store.key("")):  # begun, but we never heard their ids
-        store.bucket.abort(upload)
 
 
 @pytest.mark.parametrize("request_number", [1, 2])

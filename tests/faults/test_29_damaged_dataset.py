@@ -86,7 +86,7 @@ def test_30_every_flipped_bit_of_tokens_is_found_by_verify_and_at_first_read(dat
 @pytest.mark.parametrize("kind", ["ends.npy", "docs.parquet", "json"])
 def test_31_every_flipped_bit_of_a_side_file_is_found_by_verify(kind: str, dataset: Path) -> None:
     path = dataset / f"shard-00000.{kind}"
-    step = 53 if kind == "docs.parquet" else 3  # one digest covers the file: a sample will do
+    step = 3 if kind == "ends.npy" else 53  # one digest covers the others: a sample will do
     for bit in flips(path, step):
         assert not check(dataset), f"verify missed bit {bit}"
 

@@ -32,8 +32,7 @@ class SignalAt(Callback):
 
 
 @pytest.mark.parametrize(
-    ("number", "exit_code"),
-    [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)],
+    ("number", "exit_code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
 )
 def test_52_signal_leaves_a_checkpoint_and_the_requeue_code(
     tiny_mixture: Path, tmp_path: Path, number: signal.Signals, exit_code: int

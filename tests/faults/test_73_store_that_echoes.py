@@ -145,9 +145,7 @@ def _aws(hostile: Hostile) -> Iterator[tuple[str, str]]:
     yield from ((k, v) for k, v in os.environ.items() if k.startswith("AWS_"))
 
 
-def test_73_the_stores_own_words_are_cut_to_80_characters_after_redaction(
-    hostile: Hostile,
-) -> None:
+def test_73_the_stores_own_words_are_cut_to_80_characters_after_redaction(hostile: Hostile) -> None:
     hostile.answer = denied
     hostile.words = "x" * 70 + " " + TOKEN + " \u202e" + "y" * 500
     with pytest.raises(StorageError) as caught:

@@ -29,11 +29,9 @@ def split(pattern: str) -> dict[str, Any]:
 
 
 HOSTILE: dict[str, dict[str, Any]] = {
-    "doubles": {
-        "normalizer": {"type": "Sequence", "normalizers": [replace("a", "aa")] * 40},
-    },
+    "doubles": {"normalizer": {"type": "Sequence", "normalizers": [replace("a", "aa")] * 40}},
     "doubles an unusual character": {
-        "normalizer": {"type": "Sequence", "normalizers": [replace("\u1234", "\u1234" * 9)] * 9},
+        "normalizer": {"type": "Sequence", "normalizers": [replace("\u1234", "\u1234" * 9)] * 9}
     },
     "nested": {
         "normalizer": {
@@ -42,11 +40,11 @@ HOSTILE: dict[str, dict[str, Any]] = {
                 {"type": "Sequence", "normalizers": [replace("a", "a" * 10), replace("a", "aaaa")]},
                 {"type": "Sequence", "normalizers": [replace("a", "aaaa")]},
             ],
-        },
+        }
     },
     "long": {"normalizer": replace("a", "b" * 100_000)},
     "decoder": {
-        "decoder": {"type": "Sequence", "decoders": [replace("a", "aa"), replace("a", "aa")] * 20},
+        "decoder": {"type": "Sequence", "decoders": [replace("a", "aa"), replace("a", "aa")] * 20}
     },
     "backtracks": {"pre_tokenizer": split(r"(a+)+$|(a|aa)+$|(\w+\s?)*$")},
     "backtracks on digits": {"pre_tokenizer": split(r"^(\d+)*x")},

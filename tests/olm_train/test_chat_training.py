@@ -40,7 +40,6 @@ def test_the_logits_of_untrained_tokens_have_a_gradient_of_exactly_zero(tmp_path
         (batch,) = next(iter(loader))
     logits = torch.randn(*batch.labels.shape, 64, requires_grad=True)
     loss_sums(logits, batch.labels, 1e-4).total.backward()
-    assert logits.grad is not None
     some = logits.grad.abs().sum(-1) > 0
     assert torch.equal(some, batch.labels >= 0)
     wanted = {

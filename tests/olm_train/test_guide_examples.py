@@ -16,12 +16,6 @@ from torch import Tensor, nn
 from olm_train import Callback, Duration, Trainer, TrainModule, World
 from olm_train.callbacks.console_logger import ConsoleLoggerCallback
 
-OFF = ("--trainer.callbacks.lm_evaluator.enabled=false",)
-
-
-def stop(step: int) -> str:
-    return f"--trainer.hard_stop={{value: {step}, unit: steps}}"
-
 
 @dataclass(kw_only=True)
 class StepLogger(Callback):
@@ -37,7 +31,7 @@ class StepLogger(Callback):
 def test_a_callback_that_prints_every_so_many_steps(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer = build_trainer(tiny_mixture, tmp_path, *OFF, stop(5))
+    trainer = build_trainer(tiny_mixture, tmp_path, quiet=True, stop=5)
     trainer.add_callback("step_logger", StepLogger(every=2))
     trainer.fit()
     losses = {line["step"]: line["train/CE loss"] for line in metrics(tmp_path)}
@@ -68,7 +62,7 @@ class Later(Rename):
 def test_pre_log_metrics_updates_metrics_in_place_by_priority(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
-    trainer = build_trainer(tiny_mixture, tmp_path, *OFF, stop(3))
+    trainer = build_trainer(tiny_mixture, tmp_path, quiet=True, stop=3)
     trainer.add_callback("later", Later())
     trainer.add_callback("rename", Rename())
     trainer.fit()
@@ -89,7 +83,7 @@ class FirstHalf(Callback):
 def test_change_batches_is_what_a_step_trains_on(tiny_mixture: Path, tmp_path: Path) -> None:
     losses = []
     for name in ("with", "without"):
-        trainer = build_trainer(tiny_mixture, tmp_path / name, *OFF, stop(2))
+        trainer = build_trainer(tiny_mixture, tmp_path / name, quiet=True, stop=2)
         if name == "with":
             trainer.add_callback("first_half", FirstHalf())
         trainer.fit()

@@ -47,7 +47,6 @@ def by_hand(module: TransformerTrainModule, batch: Batch, z: float = 0.0) -> tor
     model = module.model.double()
     logits = model(batch.input_ids, doc_start=batch.doc_start, positions=batch.positions)
     logs, total, weights = logits.log_softmax(-1), torch.zeros((), dtype=torch.float64), 0
-    assert batch.weights is not None
     for row, place in (batch.labels != IGNORE_INDEX).nonzero().tolist():
         weight = int(batch.weights[row, place])
         loss = -logs[row, place, batch.labels[row, place]]
@@ -73,8 +72,6 @@ def test_loss_and_gradient_are_the_weighted_mean_under_any_cut(
     found = float(metrics["train/CE loss"]) + float(metrics["train/Z loss"])
     assert found == pytest.approx(expected.item(), rel=1e-5)
     for ours, theirs in zip(module.model.parameters(), reference.model.parameters(), strict=True):
-        assert ours.grad is not None
-        assert theirs.grad is not None
         torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-3, atol=1e-6)
 
 
@@ -153,13 +150,11 @@ def test_each_label_has_the_weight_of_its_source(data: Path) -> None:
     loader = DataLoader(lock, global_batch_size=4 * S, rank_microbatch_size=2 * S)
     weights = np.array(lock.loss_weights)
     for batch in itertools.chain.from_iterable(loader):
-        assert batch.weights is not None
         assert batch.weights.shape == batch.labels.shape
         assert batch.weights.dtype == torch.int32
         sources = lock.schedule().locate(batch.rows.numpy()).source
         assert (batch.weights.numpy() == weights[sources][:, None]).all()
         joined = Batch.join([batch, batch]).weights
-        assert joined is not None
         assert len(joined) == 2 * len(batch.weights)
     bare = DataLoader(mixed(data), global_batch_size=4 * S, rank_microbatch_size=2 * S)
     assert all(batch.weights is None for batch in itertools.chain.from_iterable(bare))

@@ -146,7 +146,6 @@ class Entropy(OwnLoss):
     def sums(
         self, head: Head, x: Tensor, labels: Tensor, context: LossContext | None = None
     ) -> LossSums:
-        assert context is not None
         assert len(list(context.model.parameters())) > 3
         plain = loss_sums(head.logits(x), labels, None)
         context.log("twice", 2 * plain.total)

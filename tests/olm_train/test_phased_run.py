@@ -1,11 +1,11 @@
-"""A run over a change of sequence length: its tokens, its metrics, going on inside and after it."""
+"""A run over a change of sequence length, dry; trained and resumed: test_revised_run.py."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from support.runs import MANIFEST, build_trainer, config_values, metrics
+from support.runs import MANIFEST, config_values
 from support.stand_in import parse_mixture
 
 from olm_data.config.values import Values
@@ -24,28 +24,6 @@ def lock(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "phases.lock.json"
     MixPlan(mixture, open_sources(mixture), str(folder)).compile().write(path)
     return path
-
-
-def stop_at(step: int) -> str:
-    return f"--trainer.hard_stop={{value: {step}, unit: steps}}"
-
-
-def test_a_run_goes_over_a_change_of_phase_and_resumes_to_the_bit(
-    lock: Path, tmp_path: Path
-) -> None:
-    build_trainer(lock, tmp_path / "one", stop_at(18)).fit()
-    for step in (15, 18):
-        build_trainer(lock, tmp_path / "two", stop_at(step)).fit()
-    one, two = (
-        [line for line in metrics(tmp_path / name) if "eval" not in line] for name in ("one", "two")
-    )
-    assert one == two
-    assert [line["train/sequence length"] for line in one] == [8] * 16 + [32] * 2
-    assert {line["train/tokens"] for line in one} == {256}
-    assert [line["rows"] for line in one] == [[8 * i, 8 * i + 8] for i in range(18)]
-    # evaluation always sees rows of the longest length
-    held = [line["eval"]["held"]["tokens"] for line in metrics(tmp_path / "one") if "eval" in line]
-    assert len(set(held)) == 1
 
 
 def test_a_dry_run_lists_the_steps_of_each_length_and_counts_their_work(

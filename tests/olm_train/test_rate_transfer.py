@@ -74,16 +74,6 @@ def test_the_better_rate_of_the_base_is_better_at_four_times_its_width() -> None
 
 
 @pytest.mark.slow
-def test_the_best_rate_moves_by_a_step_at_most() -> None:
-    """Of a grid of factors of 2, over eight times the width; with sp by two or more."""
-    at_base = best("mup", width=32)
-    assert best("sp", width=32) == at_base  # the same runs
-    for width in (64, 128, 256):
-        assert abs(best("mup", width=width) - at_base) <= 1
-    assert best("sp", width=256) <= at_base - 2
-
-
-@pytest.mark.slow
 def test_the_best_rate_moves_by_a_step_at_most_over_four_times_the_depth() -> None:
     at_base = best("completep")
     for size in ({"layers": 8}, {"layers": 4, "width": 64}):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.runs import build_trainer, metrics
+from support.runs import build_trainer, metrics, steps_of
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ValidationError
@@ -30,16 +30,12 @@ ROWS = 12 * 8
 """Rows of 32 tokens of the first 12 steps."""
 
 
-def stop_at(step: int) -> str:
-    return f"--trainer.hard_stop={{value: {step}, unit: steps}}"
-
-
 @pytest.fixture(scope="module")
 def folder(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny mixture, a run of 12 steps on it, and its revision there, `new.lock.json`."""
     place = tmp_path_factory.mktemp("revised") / "data"
     shutil.copytree(tiny_mixture.parent, place)
-    build_trainer(place / "mixture.lock.json", place / "run", stop_at(12)).fit()
+    build_trainer(place / "mixture.lock.json", place / "run", stop=12).fit()
     (place / "new.yaml").write_text(NEW)
     done = revise(str(place / "mixture.lock.json"), str(place / "run"), str(place / "new.yaml"))
     assert (done.status, done.lock.extends[-1].rows) == ("written", ROWS)
@@ -53,16 +49,18 @@ def test_a_revised_run_goes_on_with_the_batches_of_the_revision_and_resumes_to_t
     for name, stops in (("one", (20,)), ("two", (14, 18, 20))):
         shutil.copytree(folder / "run", tmp_path / name)
         for step in stops:
-            trainer = build_trainer(new, tmp_path / name, stop_at(step))
+            trainer = build_trainer(new, tmp_path / name, stop=step)
             trainer.fit()
             assert trainer.resumed
-    one, two = (
-        [line for line in metrics(tmp_path / name) if "eval" not in line] for name in ("one", "two")
-    )
+    one, two = (steps_of(tmp_path / name) for name in ("one", "two"))
     assert [line["step"] for line in one] == [*range(1, 21)]
     assert one == two
     assert [line["rows"] for line in one] == [[8 * i, 8 * i + 8] for i in range(20)]
     assert [line["train/sequence length"] for line in one[11:]] == [32] + [8] * 4 + [32] * 4
+    assert {line["train/tokens"] for line in one} == {256}
+    # evaluation always sees rows of the longest length
+    held = [line["eval"]["held"]["tokens"] for line in metrics(tmp_path / "one") if "eval" in line]
+    assert len(set(held)) == 1
 
     # every row of the run against the sources' streams, each from its first row on
     old, lock = Lock.read(folder / "mixture.lock.json"), Lock.read(new)
@@ -103,14 +101,14 @@ def test_a_run_beyond_the_revision_is_refused_with_the_step_at_which_they_part(
     folder: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(folder / "run", tmp_path / "run")
-    build_trainer(folder / "mixture.lock.json", tmp_path / "run", stop_at(18)).fit()
+    build_trainer(folder / "mixture.lock.json", tmp_path / "run", stop=18).fit()
     with pytest.raises(ValidationError) as refusal:
         build_trainer(folder / "new.lock.json", tmp_path / "run").fit()
     assert "144 rows of the older mixture" in refusal.value.what
     assert "goes its own way from row 96, after step 12" in refusal.value.what
     # what the message says to do
     shutil.rmtree(tmp_path / "run" / "step00000018")
-    build_trainer(folder / "new.lock.json", tmp_path / "run", stop_at(13)).fit()
+    build_trainer(folder / "new.lock.json", tmp_path / "run", stop=13).fit()
     with pytest.raises(ValidationError, match="another mixture"):
         build_trainer(folder / "mixture.lock.json", tmp_path / "run").fit()
     with pytest.raises(ValidationError, match="trained on another mixture: 104 rows"):

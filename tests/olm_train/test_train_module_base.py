@@ -31,6 +31,10 @@ from olm_train.checkpoint.load import newest_checkpoint
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_base import require_parts
 
+SMALL: dict[str, Any] = {
+    "d_model": 16, "n_layers": 1, "n_heads": 2, "feed_forward": {"hidden_size": 16}
+}  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class BigramConfig:
@@ -113,7 +117,6 @@ def test_an_own_module_resumes_bit_for_bit(
     tensors = []
     for name in ("whole", "stopped"):
         checkpoint = newest_checkpoint(tmp_path / name, World(), lambda _: None)
-        assert checkpoint is not None
         state = module.state_dict()
         checkpoint.load_tensors(state, World())
         tensors.append([value.clone() for value in state["model"].values()])
@@ -145,13 +148,7 @@ def test_subclasses_of_configurations_with_one_more_field_resume(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
     lock = Lock.read(tiny_mixture)
-    shape = MoreFields(
-        vocab_size=lock.tokenizer.vocab_size,
-        d_model=16,
-        n_layers=1,
-        n_heads=2,
-        feed_forward={"hidden_size": 16},
-    )
+    shape = MoreFields(vocab_size=lock.tokenizer.vocab_size, **SMALL)
     options = MoreOptions(rank_microbatch_size=64)
     for name, stops in (("whole", (4,)), ("stopped", (2, 4))):
         for stop in stops:
@@ -189,13 +186,7 @@ def test_a_decoder_with_parameters_and_fields_of_its_own_resumes(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
     lock = Lock.read(tiny_mixture)
-    shape = BiasedConfig(
-        vocab_size=lock.tokenizer.vocab_size,
-        d_model=16,
-        n_layers=1,
-        n_heads=2,
-        feed_forward={"hidden_size": 16},
-    )
+    shape = BiasedConfig(vocab_size=lock.tokenizer.vocab_size, **SMALL)
 
     def module(shape: DecoderConfig) -> TransformerTrainModule:
         options = TransformerTrainModuleConfig(rank_microbatch_size=64)
@@ -206,19 +197,10 @@ def test_a_decoder_with_parameters_and_fields_of_its_own_resumes(
             trained = module(shape)
             trainer(trained, lock, tmp_path / name, stop).fit()
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
-    plain = module(
-        DecoderConfig(
-            vocab_size=shape.vocab_size,
-            d_model=16,
-            n_layers=1,
-            n_heads=2,
-            feed_forward={"hidden_size": 16},
-        )
-    )
+    plain = module(DecoderConfig(vocab_size=shape.vocab_size, **SMALL))
     trainer(plain, lock, tmp_path / "plain", 4).fit()
     assert metrics(tmp_path / "plain") != metrics(tmp_path / "whole")
     checkpoint = newest_checkpoint(tmp_path / "stopped", World(), lambda _: None)
-    assert checkpoint is not None
     assert "model.bias" in checkpoint.index.tensors
     with pytest.raises(ValidationError, match=r"model\.strength: 1\.0 -> 2\.0"):
         trainer(module(replace(shape, strength=2.0)), lock, tmp_path / "stopped", 5).fit()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import STEPS, build_trainer, metrics
+from support.runs import STEPS, build_trainer, metrics, steps_of
 
 from olm_data.errors import ConflictError, UsageError, ValidationError
 from olm_train.callbacks.base import Callback
-from olm_train.trainer import Trainer
 
 
 class Recorder(Callback):
@@ -37,6 +37,7 @@ class Recorder(Callback):
 
     def pre_step(self, batches: Sequence[Any]) -> None:
         assert len(batches) == 2  # 256 tokens by 128 on one rank
+        assert "olm-watchdog" in {thread.name for thread in threading.enumerate()}
         self._note("pre_step")
 
     def pre_optim_step(self) -> None:
@@ -77,8 +78,8 @@ def test_hooks_run_in_the_stated_order(tiny_mixture: Path, tmp_path: Path) -> No
     build_trainer(
         tiny_mixture,
         tmp_path,
-        stop_at(3),
         "--trainer.callbacks.checkpointer.save_interval=2",
+        stop=3,
         callbacks={"recorder": Recorder(log)},
     ).fit()
     step = ["pre_step@{0}", "pre_optim_step@{0}"]
@@ -99,7 +100,7 @@ def test_hooks_run_in_the_stated_order(tiny_mixture: Path, tmp_path: Path) -> No
         "post_train@3",
         "close@3",
     ]
-    assert [line["mine"] for line in metrics(tmp_path) if "eval" not in line] == [1.0, 2.0, 3.0]
+    assert [line["mine"] for line in steps_of(tmp_path)] == [1.0, 2.0, 3.0]
 
 
 def test_an_error_reaches_the_callbacks_and_the_caller(tiny_mixture: Path, tmp_path: Path) -> None:
@@ -113,13 +114,6 @@ def test_an_error_reaches_the_callbacks_and_the_caller(tiny_mixture: Path, tmp_p
     with pytest.raises(RuntimeError, match="boom"):
         trainer.fit()
     assert log[-2:] == ["error boom@0", "close@0"]
-
-
-def test_callbacks_state_comes_back(tiny_mixture: Path, tmp_path: Path) -> None:
-    recorder = Recorder([])
-    build_trainer(tiny_mixture, tmp_path, stop_at(3), callbacks={"recorder": Recorder([])}).fit()
-    build_trainer(tiny_mixture, tmp_path, stop_at(5), callbacks={"recorder": recorder}).fit()
-    assert recorder.count == 5
 
 
 @pytest.mark.parametrize(
@@ -149,15 +143,9 @@ def test_hard_stop_leaves_the_learning_rate_alone_and_max_duration_moves_it(
         build_trainer(
             tiny_mixture, tmp_path / name, option, "--train_module.scheduler.warmup=1"
         ).fit()
-        lines = metrics(tmp_path / name)
-        rates[name] = [line["optim/lr"] for line in lines if "eval" not in line]
+        rates[name] = [line["optim/lr"] for line in steps_of(tmp_path / name)]
     assert rates["short"][-1] == pytest.approx(1e-3)  # alpha_f of the peak
     assert rates["whole"][-1] > 9e-3
-
-
-def test_more_steps_than_the_lock_holds_are_refused(tiny_mixture: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the mixture lock holds 24"):
-        build_trainer(tiny_mixture, tmp_path, "--trainer.max_duration={value: 2, unit: epochs}")
 
 
 def test_the_collect_interval_changes_nothing_but_when(tiny_mixture: Path, tmp_path: Path) -> None:
@@ -165,8 +153,8 @@ def test_the_collect_interval_changes_nothing_but_when(tiny_mixture: Path, tmp_p
         build_trainer(
             tiny_mixture,
             tmp_path / str(interval),
-            stop_at(7),
             f"--trainer.metrics_collect_interval={interval}",
+            stop=4,
         ).fit()
     assert metrics(tmp_path / "1") == metrics(tmp_path / "3") == metrics(tmp_path / "100")
 
@@ -175,80 +163,55 @@ def test_going_on_says_when_the_schedule_changed(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build_trainer(tiny_mixture, tmp_path, "--trainer.max_duration={value: 6, unit: steps}").fit()
-    build_trainer(tiny_mixture, tmp_path, stop_at(7)).fit()
+    build_trainer(tiny_mixture, tmp_path, stop=7).fit()
     assert "the schedule is 24 steps long, it was 6" in capsys.readouterr().err
 
 
-def test_a_warm_up_longer_than_the_run_is_refused_before_it_starts(
-    tiny_mixture: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match="warm-up of 4 steps does not fit"):
-        build_trainer(tiny_mixture, tmp_path, "--trainer.max_duration={value: 2, unit: steps}")
-
-
 @pytest.mark.parametrize(
-    ("option", "says"),
+    ("duration", "says"),
     [
-        ("--model.d_model=32", "model.d_model: 16 -> 32"),
-        ("--data_loader.global_batch_size=512", "global_batch_size: 256 -> 512"),
+        ("{value: 2, unit: epochs}", "the mixture lock holds 24"),
+        ("{value: 2, unit: steps}", "warm-up of 4 steps does not fit"),
     ],
 )
-def test_another_model_or_batch_size_is_refused_with_the_difference(
-    tiny_mixture: Path, tmp_path: Path, option: str, says: str
+def test_a_length_that_does_not_fit_is_refused_before_the_run_starts(
+    tiny_mixture: Path, tmp_path: Path, duration: str, says: str
 ) -> None:
-    build_trainer(tiny_mixture, tmp_path, stop_at(2)).fit()
-    with pytest.raises(ValidationError, match=says):
-        build_trainer(tiny_mixture, tmp_path, stop_at(4), option).fit()
+    with pytest.raises(UsageError, match=says):
+        build_trainer(tiny_mixture, tmp_path, f"--trainer.max_duration={duration}")
 
 
-def test_another_mixture_is_refused_with_the_difference(tiny_mixture: Path, tmp_path: Path) -> None:
+def test_another_model_batch_size_or_mixture_is_refused_with_the_difference(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
     from support.runs import MANIFEST
     from support.stand_in import parse_mixture
 
     from olm_data.mixture.mix import MixPlan, open_sources
 
-    build_trainer(tiny_mixture, tmp_path / "run", stop_at(2)).fit()
-    folder = tiny_mixture.parent
-    mixture = parse_mixture(
-        MANIFEST.replace("seed: 5", "seed: 6"), str(folder / "m.yaml"), str(folder)
-    )
-    other = tmp_path / "other.lock.json"
+    build_trainer(tiny_mixture, tmp_path / "run", stop=2).fit()
+    folder, other = tiny_mixture.parent, tmp_path / "other.lock.json"
+    seeded = MANIFEST.replace("seed: 5", "seed: 6")
+    mixture = parse_mixture(seeded, str(folder / "m.yaml"), str(folder))
     MixPlan(mixture, open_sources(mixture), str(tmp_path)).compile().write(other)
-    trainer = build_trainer(
-        other, tmp_path / "run", "--trainer.callbacks.lm_evaluator.enabled=false"
-    )
-    with pytest.raises(ValidationError) as refusal:
-        trainer.fit()
-    assert "seed" in str(refusal.value)
+    for lock, options, says in (
+        (tiny_mixture, ["--model.d_model=32"], "model.d_model: 16 -> 32"),
+        (tiny_mixture, ["--data_loader.global_batch_size=512"], "global_batch_size: 256 -> 512"),
+        (other, [], "seed: checkpoint has 5, this lock has 6"),
+    ):
+        with pytest.raises(ValidationError, match=says):
+            build_trainer(lock, tmp_path / "run", *options, stop=4, quiet=True).fit()
 
 
 def test_load_strategies(tiny_mixture: Path, tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="no usable checkpoint"):
         build_trainer(tiny_mixture, tmp_path, "--trainer.load_strategy=always").fit()
-    build_trainer(tiny_mixture, tmp_path, stop_at(2), "--trainer.load_strategy=never").fit()
+    build_trainer(tiny_mixture, tmp_path, "--trainer.load_strategy=never", stop=2).fit()
     with pytest.raises(ConflictError, match="there is a run here already"):
         build_trainer(tiny_mixture, tmp_path, "--trainer.load_strategy=never").fit()
-    trainer = build_trainer(tiny_mixture, tmp_path, stop_at(3), "--trainer.load_strategy=always")
+    trainer = build_trainer(tiny_mixture, tmp_path, "--trainer.load_strategy=always", stop=3)
     trainer.fit()
     assert trainer.resumed
-
-
-class SecondRun(Callback):
-    """Starts another run into the same folder in the middle of this one."""
-
-    def __init__(self, other: Trainer) -> None:
-        self.other = other
-
-    def post_step(self) -> None:
-        with pytest.raises(ConflictError, match="another process trains into this folder"):
-            self.other.fit()
-
-
-def test_a_second_run_into_the_folder_is_refused(tiny_mixture: Path, tmp_path: Path) -> None:
-    other = build_trainer(tiny_mixture, tmp_path)
-    trainer = build_trainer(tiny_mixture, tmp_path, stop_at(2), callbacks={"x": SecondRun(other)})
-    trainer.fit()
-    assert trainer.step == 2
 
 
 def test_mandatory_callbacks_are_added_and_each_can_be_switched_off(
@@ -259,7 +222,7 @@ def test_mandatory_callbacks_are_added_and_each_can_be_switched_off(
     assert names <= set(build_trainer(tiny_mixture, tmp_path).callbacks)
     all_of_them = (*sorted(names), "checkpointer", "lm_evaluator")
     off = [f"--trainer.callbacks.{name}.enabled=false" for name in all_of_them]
-    trainer = build_trainer(tiny_mixture, tmp_path, stop_at(2), *off)
+    trainer = build_trainer(tiny_mixture, tmp_path, *off, stop=2)
     assert trainer.callbacks == {}
     trainer.fit()
     left = sorted(path.name for path in tmp_path.iterdir())
@@ -269,7 +232,7 @@ def test_mandatory_callbacks_are_added_and_each_can_be_switched_off(
 def test_the_resolved_configuration_lies_in_the_folder_and_in_each_checkpoint(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
-    build_trainer(tiny_mixture, tmp_path, stop_at(1)).fit()
+    build_trainer(tiny_mixture, tmp_path, stop=1).fit()
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved == json.loads((tmp_path / "step00000001" / "config.json").read_text())
     assert saved["model"]["vocab_size"] == 512

@@ -42,11 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "save_data_paths": None,
         "data_paths_fname": None,
     },
-    "ConsoleLoggerCallback": {
-        "log_interval": 1,
-        "metrics_log_interval": None,
-        "metrics": MADE,
-    },
+    "ConsoleLoggerCallback": {"log_interval": 1, "metrics_log_interval": None, "metrics": MADE},
     "EvaluatorCallback": {
         "evaluators": MADE,
         "eval_interval": 1000,
@@ -92,13 +88,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "dump_gradients_step_interval": 1,
         "dump_gradients_save_first_n": None,
     },
-    "GarbageCollectorCallback": {
-        "gc_interval": 1000,
-        "enabled": True,
-    },
-    "GPUMemoryMonitorCallback": {
-        "device_id": None,
-    },
+    "GarbageCollectorCallback": {"gc_interval": 1000, "enabled": True},
+    "GPUMemoryMonitorCallback": {"device_id": None},
     "HFConverterCallback": {
         "enabled": True,
         "output_folder": None,
@@ -169,11 +160,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "config": None,
         "result_dir": "/results",
     },
-    "BatchSizeSchedulerCallback": {
-        "batch_sizes": MADE,
-        "schedule": MADE,
-        "enabled": True,
-    },
+    "BatchSizeSchedulerCallback": {"batch_sizes": MADE, "schedule": MADE, "enabled": True},
     "MonkeyPatcherCallback": {},
     "MetricSaverCallback": {
         "step_metrics_fname": "metrics_step{step}.json",

@@ -14,11 +14,21 @@ import torch.distributed as dist
 from support.batches import make_batch
 from support.expert_ranks import BALANCES, of_experts
 from support.model_options import FAMILIES
-from support.training import LENGTHS, MODEL, ROWS, Run, build, cut, three_steps
+from support.training import (
+    LENGTHS,
+    MODEL,
+    ROWS,
+    Run,
+    build,
+    cut,
+    rows_refused,
+    traced_alone,
+    two_steps,
+    watched,
+)
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from olm_data.errors import OlmError
 from olm_train.data.batch import Batch
 from olm_train.data.dealing import ContextShare
 from olm_train.distributed.world import World
@@ -50,9 +60,18 @@ QUICK = {
     "whole rows": ("needed",), "long": ("gather", "ulysses"),
     "full": ("gather",), "ops": ("needed", "ulysses"),
 }  # fmt: skip
-"""Models, data and recomputed activations of two ranks, each with some exchanges, all of them met;
-four ranks take all with all."""
-STRATEGIES: dict[str, dict[str, Any]] = {"fsdp": {}, "hsdp": {"num_replicas": 2}, "ddp": {}}
+"""Models, data and recomputed activations of two ranks, each with some exchanges: all are met."""
+FOUR = {
+    **QUICK, "full QK-norm": ("gather", "ulysses"), "math": ("gather",), "softcap": ("needed",),
+    "shifted keys": ("needed", "ulysses"),
+    **{name: (EXCHANGES[n % 3],) for n, name in enumerate(FAMILIES)},
+}  # fmt: skip
+"""Of four ranks."""
+STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "fsdp": ("gather", {}),
+    "hsdp": ("needed", {"num_replicas": 2}),
+    "ddp": ("ulysses", {}),
+}
 RECOMPUTED = {
     "full": ActivationCheckpointingConfig(mode="full"),
     "ops": ActivationCheckpointingConfig(mode="selected_ops"),
@@ -82,12 +101,12 @@ def at_random(batch: Batch, world: World) -> Batch:
 
 
 def steps(module: TransformerTrainModule, data: str = "documents", parts: int = 1) -> Run:
-    """Three steps, chunks dealt by chance."""
+    """Two steps, chunks dealt by chance."""
 
     def dealt(step: int, _: Sequence[int], world: World) -> list[Batch]:
         return batches(step, SETS[data], parts, world)
 
-    return three_steps(module, [], batches=dealt)
+    return two_steps(module, [], batches=dealt)
 
 
 def context(degree: int, exchange: str = "gather", **options: Any) -> dict[str, Any]:
@@ -96,23 +115,20 @@ def context(degree: int, exchange: str = "gather", **options: Any) -> dict[str, 
     return {"cp_config": cp, **options}
 
 
-def all_checks(models: Sequence[str] = tuple(QUICK), every: bool = False) -> dict[Any, Any]:
-    """Run every check on this rank, with `every` each with each exchange."""
+def all_checks(table: dict[str, tuple[str, ...]]) -> dict[Any, Any]:
+    """Run every check on this rank, of `table` each with its exchanges."""
     world = World(rank=dist.get_rank(), size=dist.get_world_size())
     results: dict[Any, Any] = {}
+    for name, exchange in [(each, exchange) for each in table for exchange in table[each]]:
+        strategy, options = "fsdp", context(world.size, exchange)
+        data, parts, model = "documents", 1, name
+        if name in OTHER_SETS:
+            strategy, data, model = "ddp", name, "window"
+        if name in RECOMPUTED:
+            options, parts, model = options | {"ac_config": RECOMPUTED[name]}, 2, "grouped"
+        module = build(strategy, world=world, model=of(model), **options)
+        results[name, exchange] = steps(module, data, parts)
     for exchange in EXCHANGES:
-        chosen = [name for name in QUICK if every or exchange in QUICK[name]]
-        for name in (name for name in models if name in MODELS and (every or name in chosen)):
-            module = build("fsdp", world=world, model=of(name), **context(world.size, exchange))
-            results[name, exchange] = steps(module)
-        for data in (data for data in OTHER_SETS if data in chosen):
-            results[data, exchange] = steps(
-                build("ddp", world=world, model=of("window"), **context(world.size, exchange)), data
-            )
-        for name in (name for name in RECOMPUTED if name in chosen):
-            options = context(world.size, exchange, ac_config=RECOMPUTED[name])
-            module = build("fsdp", world=world, model=of("grouped"), **options)
-            results[name, exchange] = steps(module, parts=2)
         results["apart", exchange] = _apart(world, exchange)
         results["no label", exchange] = _no_label(world, exchange)
     for balance, options in BALANCES.items():
@@ -121,8 +137,10 @@ def all_checks(models: Sequence[str] = tuple(QUICK), every: bool = False) -> dic
                 "fsdp", world=world, model=of_experts(**options), **context(world.size, "gather")
             )
             results["experts", balance] = steps(module, parts=2)
-    results["refused"] = _refused(world)
-    results["seen"] = _seen(world)
+    grouped: dict[str, Any] = {"world": world, "model": of("grouped"), **context(world.size)}
+    results["refused"] = rows_refused(build(**grouped))
+    module = build(**grouped)
+    results["seen"] = watched(module, batches(1, LENGTHS, 2, module.world))
     results["waits"] = [_waits(world, exchange) for exchange in EXCHANGES]
     results["torch"] = _torch(world)
     return results
@@ -130,18 +148,15 @@ def all_checks(models: Sequence[str] = tuple(QUICK), every: bool = False) -> dic
 
 def four_checks() -> dict[Any, Any]:
     """Run every check of this rank, one of four."""
-    results = all_checks(tuple(MODELS), every=True)
+    results = all_checks(FOUR)
     world = World(rank=dist.get_rank(), size=dist.get_world_size())
-    for exchange in EXCHANGES:
-        for name in FAMILIES:
-            module = build("fsdp", world=world, model=of(name), **context(world.size, exchange))
-            results[name, exchange] = steps(module)
-        for name, sharing in STRATEGIES.items():
-            options = {"sharing": sharing, "model": of("window"), **context(2, exchange)}
-            results[name, exchange] = steps(build(name, world=world, **options), parts=2)
+    for name, (exchange, sharing) in STRATEGIES.items():
+        options = {"sharing": sharing, "model": of("window"), **context(2, exchange)}
+        results[name] = steps(build(name, world=world, **options), parts=2)
     return results
 
 
+@traced_alone()
 def compiled_checks() -> dict[str, Run]:
     """Runs of compiled blocks, with a window and without."""
     world = World(rank=dist.get_rank(), size=dist.get_world_size())
@@ -186,16 +201,6 @@ def _no_label(world: World, exchange: str) -> Run:
     )
 
 
-def _refused(world: World) -> str:
-    """What is said where ranks that share a micro-batch got different rows."""
-    module = build("fsdp", world=world, model=of("grouped"), **context(world.size))
-    try:
-        module.train_step([make_batch(LENGTHS, vocab_size=8, seed=world.rank)], 1, 6)
-    except OlmError as error:
-        return str(error)
-    return ""
-
-
 def _waits(world: World, exchange: str) -> dict[str, int]:
     """Operators of a step that make the host wait, where the loader has dealt the chunks."""
     module = build("fsdp", world=world, model=of("window"), **context(world.size, exchange))
@@ -220,12 +225,3 @@ def _torch(world: World) -> tuple[float, int]:
     loader = TorchDataLoader(plain, world=here)
     metrics = module.train_step(next(iter(loader)), 1, 6)
     return float(metrics["train/CE loss"]), loader.global_batch_size
-
-
-def _seen(world: World) -> list[tuple[list[int], list[int], Tensor]]:
-    """What is shown of the losses of labels: rows, places without a loss, and the losses."""
-    module = build("fsdp", world=world, model=of("grouped"), **context(world.size))
-    seen: list[Any] = []
-    module.watch_losses = lambda batch, by_label: seen.append((batch.rows, batch.labels, by_label))
-    module.train_step(batches(1, LENGTHS, 2, module.world), 1, 6)
-    return seen

@@ -6,6 +6,7 @@ One call for all of it: starting processes is what costs time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from support.batches import make_batch
 from support.context_ranks import context
 from support.expert_ranks import BALANCES, MUON, RECOMPUTED, of_experts
 from support.parallel_checks import OPTIMIZERS, Traffic
-from support.training import Run, build, micro_batches, three_steps, train, weights
+from support.training import Run, after_a_nan, build, micro_batches, traced_alone, two_steps
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -54,11 +55,16 @@ def dealt(degree: int = 2, strategy: str = "fsdp", **options: Any) -> Transforme
     module: TransformerTrainModule = build(
         strategy,
         world=world,
-        sharing=sharing(strategy),
         ep_config=ExpertParallelConfig(degree=degree),
-        **{"model": of_experts(), **options},
+        **{"model": of_experts(), "sharing": sharing(strategy), **options},
     )
     return module
+
+
+def whole(strategy: str = "fsdp", **options: Any) -> TransformerTrainModule:
+    """Each rank computes with all experts."""
+    world = World(rank=dist.get_rank(), size=dist.get_world_size())
+    return build(strategy, world=world, **{"model": of_experts(), **options})
 
 
 def to_one_expert(module: TransformerTrainModule) -> TransformerTrainModule:
@@ -73,7 +79,7 @@ def to_one_expert(module: TransformerTrainModule) -> TransformerTrainModule:
 def odd_steps(module: TransformerTrainModule) -> list[float]:
     """Losses of steps on rows of odd lengths, one row a micro-batch."""
     world, losses = module.world, []
-    for step in (1, 2, 3):
+    for step in (1, 2):
         share = len(ODD) // world.size
         rows = range(world.rank * share, (world.rank + 1) * share)
         batches = [make_batch([ODD[row]], vocab_size=8, seed=step + row) for row in rows]
@@ -86,30 +92,34 @@ def all_checks(optims: Sequence[str]) -> dict[Any, Any]:
     size = dist.get_world_size()
     share = 8 // size
     results: dict[Any, Any] = {"balances": {}}
-    results["hsdp"] = three_steps(dealt(2, "hsdp"), [1, share - 1])
+    results["hsdp"] = two_steps(dealt(2, "hsdp"), [1, share - 1])
     for name, options in BALANCES.items():
-        module = dealt(model=of_experts(**options))
-        results["balances"][name] = three_steps(module, [1, share - 1])
+        for way in (dealt, whole):
+            module = way(model=of_experts(**options))
+            results["balances"][name, way.__name__] = two_steps(module, [1, share - 1])
+    few = whole(model=of_experts(n_experts=size - 1, top_k=1))
+    results["few"] = two_steps(few, [share])
+    for strategy in ("fsdp", "ddp"):
+        results["optim", strategy] = two_steps(whole(strategy, optim=MUON), [share])
     each = of_experts(n_experts=size, top_k=1)
-    results["one each"] = three_steps(dealt(size, model=each), [share])
+    results["one each"] = two_steps(dealt(size, model=each), [share])
     lonely = to_one_expert(dealt(model=of_experts(top_k=1)))
     rows = results["rows of products"] = set[int]()
     for each in lonely.model.modules():
         if isinstance(each, Experts):
             each.register_forward_pre_hook(lambda _m, args: rows.add(len(args[0])))
-    results["one for all"] = three_steps(lonely, [share])
+    results["one for all"] = two_steps(lonely, [share])
     results["transposed"] = _transposed()
     results["odd"] = odd_steps(dealt())
     small = of_experts(capacity_factor=0.7)
-    world = World(rank=dist.get_rank(), size=size)
-    results["capacity"] = [
-        three_steps(module, [share])
-        for module in (dealt(model=small), build("fsdp", world=world, model=small))
-    ]
+    results["capacity"] = [two_steps(way(model=small), [share]) for way in (dealt, whole)]
     for name in optims:
-        results["optim", name] = three_steps(dealt(optim=OPTIMS[name]), [share])
-    results["bfloat16"] = three_steps(dealt(param_dtype="bfloat16"), [share])
-    results["non-finite"] = _non_finite()
+        results["optim", name] = two_steps(dealt(optim=OPTIMS[name]), [share])
+    results["bfloat16"] = two_steps(dealt(param_dtype="bfloat16"), [share])
+    module = dealt(non_finite="skip")
+    batches = partial(micro_batches, rows=[share], world=module.world)
+    here = module.world.rank == 1
+    results["non-finite"] = after_a_nan(module, module.model.norm, here, batches)
     results["held"] = _held()
     results["traffic"] = {name: _traffic(name) for name in RECOMPUTED}
     return results
@@ -120,46 +130,25 @@ def four_checks() -> dict[Any, Any]:
     results = all_checks(list(OPTIMS))
     for degree in (2, 4):
         module = dealt(degree, model=of_experts(n_experts=8), **context(2))
-        results["context", degree] = three_steps(module, [2, 2])
-    results["offload"] = three_steps(
-        build(
-            world=World(rank=dist.get_rank(), size=4),
-            model=of_experts(),
-            sharing={"cpu_offload": True, "prefetch_factor": 1},
-            ep_config=ExpertParallelConfig(degree=2),
-        ),
-        [2],
-    )
+        results["context", degree] = two_steps(module, [2, 2])
+    offload = {"cpu_offload": True, "prefetch_factor": 1}
+    results["offload"] = two_steps(dealt(2, sharing=offload), [2])
     return results
 
 
 def eight_checks() -> dict[Any, Any]:
     """Run every check of this rank, one of eight: each axis has two."""
     return {
-        "hsdp": three_steps(dealt(2, "hsdp"), [1]),
-        "context": three_steps(dealt(2, "hsdp", **context(2)), [2]),
-        "muon": train(dealt(2, "hsdp", optim=MUON), [1]),
+        "hsdp": two_steps(dealt(2, "hsdp"), [1]),
+        "context": two_steps(dealt(2, "hsdp", **context(2)), [2]),
+        "muon": two_steps(dealt(2, "hsdp", optim=MUON), [1]),
     }
 
 
+@traced_alone()
 def compiled_checks() -> Run:
     """A run of compiled blocks."""
-    return three_steps(dealt(param_dtype="bfloat16", compile_model=True), [4])
-
-
-def _non_finite() -> dict[str, Any]:
-    """One rank alone sees a NaN; what did each do, weights and biases, and after it?"""
-    module = dealt(non_finite="skip")
-    before = weights(module)
-    batches = micro_batches(1, [8 // module.world.size], module.world)
-    handle = module.model.norm.register_forward_hook(
-        lambda _m, _args, out: out * (float("nan") if module.world.rank == 1 else 1.0)
-    )
-    bad = float(module.train_step(batches, 1, 6)["optim/non-finite"])
-    unchanged = weights(module) == before
-    handle.remove()
-    good = module.train_step(batches, 2, 6)
-    return {"bad": bad, "unchanged": unchanged, "loss": float(good["train/CE loss"])}
+    return two_steps(dealt(param_dtype="bfloat16", compile_model=True), [4])
 
 
 def _held() -> dict[str, Any]:

@@ -1,16 +1,11 @@
-"""What each of two or four ranks does for tests/olm_train/parallel/test_experts.py; by name.
-
-One call for all of it: starting processes is what costs time.
-"""
+"""Small mixtures of experts, and the ways to balance and to recompute them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed as dist
-from support.training import MODEL, build, three_steps
+from support.training import MODEL
 
-from olm_train.distributed.world import World
 from olm_train.model.config import DecoderConfig
 from olm_train.optim.muon import MuonConfig
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
@@ -44,19 +39,3 @@ MUON = MuonConfig(lr=1e-2)
 
 def of_experts(**options: Any) -> DecoderConfig:
     return MODEL.changed(feed_forward=EXPERTS | options)
-
-
-def all_checks() -> dict[str, Any]:
-    """Run every check on this rank."""
-    world = World(rank=dist.get_rank(), size=dist.get_world_size())
-    share = 8 // world.size
-    results: dict[str, Any] = {"muon": {}}
-    for name, options in BALANCES.items():
-        module = build("fsdp", world=world, model=of_experts(**options))
-        results[name] = three_steps(module, [1, share - 1])
-    few = of_experts(n_experts=world.size - 1, top_k=1)
-    results["few"] = three_steps(build("fsdp", world=world, model=few), [share])
-    for strategy in ("fsdp", "ddp"):
-        module = build(strategy, world=world, model=of_experts(), optim=MUON)
-        results["muon"][strategy] = three_steps(module, [share])
-    return results

@@ -5,8 +5,7 @@ One call for all of it: starting four processes is what costs time.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support.parallel_checks import Traffic
-from support.training import build, micro_batches, train
+from support.training import build, lost, micro_batches, train
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.tensor import DTensor
 
-from olm_data.errors import UsageError
-from olm_train.distributed.waiting import RanksLostError, RankWatchdog
 from olm_train.distributed.world import World
 from olm_train.extensions.monitors.replica_checker import digests
 from olm_train.train_module import TransformerTrainModule
 
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "ddp": {},
-    "fsdp": {},
-    "hsdp": {"num_replicas": 2},
-}
+STRATEGIES: dict[str, dict[str, Any]] = {"ddp": {}, "fsdp": {}, "hsdp": {"num_replicas": 2}}
 SAME_MATHS: dict[str, tuple[str, dict[str, Any]]] = {
     "keep": ("hsdp", {"reshard_after_forward": False}),
     "prefetch": ("hsdp", {"prefetch_factor": 2}),
@@ -62,8 +55,9 @@ def all_checks(folder: str) -> dict[Any, Any]:
         results[name, "traffic"] = _traffic(module, CUT)
         results[name, "asked"] = _asked(module)
     results["meshes"] = _meshes(world)
-    results["refused"] = _refused(world)
-    results["lost"] = _lost(world)  # the last one: the group is broken after it
+    module = build("hsdp", world=world, sharing=STRATEGIES["hsdp"])
+    batches = partial(micro_batches, rows=CUT, world=world)
+    results["lost"] = lost(module, 2, batches, seconds=10)  # the last one
     return results
 
 
@@ -124,44 +118,3 @@ def _meshes(world: World) -> dict[str, dict[str, list[int]]]:
             axis: dist.get_process_group_ranks(mesh.get_group(axis)) for axis in mesh.mesh_dim_names
         }
     return meshes
-
-
-def _refused(world: World) -> list[str]:
-    """What is said of degrees that four ranks cannot have."""
-    said = []
-    for strategy, sharing in (
-        ("hsdp", {"num_replicas": 3}),
-        ("hsdp", {"num_replicas": 4, "shard_degree": 4}),
-        ("fsdp", {"reshard_after_forward": 3}),
-    ):
-        try:
-            build(strategy, world=world, sharing=sharing)
-        except UsageError as error:
-            said.append(str(error))
-    return said
-
-
-def _lost(world: World) -> str:
-    """Rank 2, a step behind, does not come; what do the others say?"""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True) if world.main else None
-    (port, *_) = world.gather(store.port if store else None)
-    store = store or dist.TCPStore("127.0.0.1", port)
-    world = replace(world, store=store)
-    module = build("hsdp", world=world, sharing=STRATEGIES["hsdp"])
-    waiting = RankWatchdog(world, module.model, timeout=10, grace=timedelta(seconds=10))
-    module.train_step(micro_batches(1, CUT, world), 1, 6)
-    waiting.reached(3 if world.rank == 2 else 4)
-    world.barrier()
-    if world.rank == 2:
-        store.wait([f"over {rank}" for rank in (0, 1, 3)], timedelta(minutes=10))
-        return ""
-    try:
-        with waiting:
-            module.train_step(micro_batches(2, CUT, world), 2, 6)
-    except RanksLostError as error:
-        return str(error)
-    finally:
-        store.set(f"over {world.rank}", "")
-        if world.main:  # it hosts the store: the last to go
-            store.wait(["over 1", "over 3"], timedelta(minutes=10))
-    return "the step was taken"

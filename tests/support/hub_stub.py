@@ -169,10 +169,7 @@ def _handler(stub: HubStub) -> type[http.server.BaseHTTPRequestHandler]:
 
         def _send_file(self, path: Path, asked: str) -> None:
             size = path.stat().st_size
-            headers = {
-                "Accept-Ranges": "bytes",
-                "ETag": f'"{_etag(path)}"',
-            }
+            headers = {"Accept-Ranges": "bytes", "ETag": f'"{_etag(path)}"'}
             low, high, code = 0, size, 200
             if wanted := re.fullmatch(r"bytes=(\d*)-(\d*)", asked):
                 first, last = wanted.groups()

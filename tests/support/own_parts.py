@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -224,3 +225,20 @@ class KeyedCallback(Callback):
 
     def pre_train(self) -> None:
         logging.getLogger("keyed").warning("as %r", self)
+
+
+def assert_trusted_alone(run: Path, exported: Path) -> None:
+    """Who has only the checkpoint has to trust it: to write text with it, and to export it."""
+    from click.testing import CliRunner
+
+    from olm_train.extensions.generate.command import main as generate
+    from olm_train.extensions.hf_export.command import main as export
+
+    for command, rest in (
+        (generate, ["--max-new-tokens", "2"]),
+        (export, ["--output", str(exported)]),
+    ):
+        refused = CliRunner().invoke(command, [str(run), *rest])
+        assert (refused.exit_code, "--trust" in refused.output) == (4, True), refused.output
+        done = CliRunner().invoke(command, [str(run), *rest, "--trust"])
+        assert done.exit_code == 0, done.output

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from support.model_options import FAMILIES
-from support.training import MODEL, build, digest, full, micro_batches, three_steps, train
+from support.training import MODEL, build, digest, full, micro_batches, train, two_steps
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,45 +35,39 @@ OPTIMIZERS = {
 """The last two leave out steps of an ordinary run."""
 HALF = AdamWConfig(lr=5e-3, dtype="bfloat16")
 CHUNKED = LossConfig(name="chunked", chunk_size=10)
-MICRO_BATCHES = {"uneven": [1, 3], "by row": [1, 1, 1, 1]}
 
 
 def all_checks() -> dict[str, Any]:
     """Run every check on this rank."""
     world = World(rank=dist.get_rank(), size=dist.get_world_size())
     results: dict[str, Any] = {}
-    replicas = build("hsdp", world=world, sharing={"num_replicas": 2})
-    results["hsdp", "uneven"] = train(replicas, MICRO_BATCHES["uneven"])
     for strategy, sharing in (("fsdp", {}), ("hsdp", {"num_replicas": 2})):
         each = sharing | {"reduce_each_microbatch": True}
         module = build(strategy, world=world, sharing=each)
-        results[strategy, "each"] = three_steps(module, MICRO_BATCHES["by row"])
+        results[strategy, "each"] = two_steps(module, [1, 1, 1, 1])
         results[strategy, "each traffic"] = _traffic(strategy, world, sharing=each)
         each |= {"cpu_offload": True}
         module = build(strategy, world=world, sharing=each)
-        results[strategy, "each offloaded"] = three_steps(module, MICRO_BATCHES["by row"])
+        results[strategy, "each offloaded"] = two_steps(module, [1, 1, 1, 1])
     for strategy in ("fsdp", "ddp"):
-        for name, rows in MICRO_BATCHES.items():
-            results[strategy, name] = train(build(strategy, world=world), rows)
-        results[strategy, "bfloat16"] = three_steps(
+        results[strategy, "bfloat16"] = two_steps(
             build(strategy, world=world, param_dtype="bfloat16"), [2, 2]
         )
-        results[strategy, "chunked"] = three_steps(
-            build(strategy, world=world, loss=CHUNKED), [2, 2]
-        )
+        results[strategy, "chunked"] = two_steps(build(strategy, world=world, loss=CHUNKED), [2, 2])
         results[strategy, "traffic"] = _traffic(strategy, world)
         results[strategy, "chunked traffic"] = _traffic(strategy, world, loss=CHUNKED)
         results[strategy, "non-finite"] = _non_finite(strategy, world)
         results[strategy, "whole state fits"] = _whole_state_fits(strategy, world)
         results[strategy, "eval"] = _evaluate(strategy, world)
-        results[strategy, "half"] = three_steps(build(strategy, world=world, optim=HALF), [2, 2])
+        results[strategy, "half"] = two_steps(build(strategy, world=world, optim=HALF), [2, 2])
     for name, optim in OPTIMIZERS.items():
-        results["optim", name] = train(build("fsdp", world=world, optim=optim), [2, 2])
+        module = build("fsdp", world=world, optim=optim)
+        results["optim", name] = train(module, [2, 2], steps=[1, 2, 3, 4])
     for name, change in FAMILIES.items():
         model = MODEL.changed(**change)
-        results["fsdp", name] = three_steps(build("fsdp", world=world, model=model), [2, 2])
+        results["fsdp", name] = two_steps(build("fsdp", world=world, model=model), [2, 2])
     tied = MODEL.changed(**FAMILIES["GPT-2"])  # DDP wraps whatever it is given
-    results["ddp", "GPT-2"] = three_steps(build("ddp", world=world, model=tied), [2, 2])
+    results["ddp", "GPT-2"] = two_steps(build("ddp", world=world, model=tied), [2, 2])
     results["shares"] = _shares(world)
     return results
 

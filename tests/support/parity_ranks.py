@@ -13,18 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from support.expert_ranks import of_experts
-from support.training import (
-    MODEL,
-    ROWS,
-    Run,
-    build,
-    digest,
-    full,
-    load,
-    micro_batches,
-    save,
-    train,
-)
+from support.training import MODEL, ROWS, Run, build, digest, full, load, micro_batches, save, train
 
 from olm_train.distributed.world import World
 from olm_train.model.parametrization import BaseConfig

@@ -6,7 +6,7 @@ One call for all of it: starting processes is what costs time.
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,18 @@ from support.training import (
     LENGTHS,
     MODEL,
     Run,
+    after_a_nan,
     build,
     cut,
     digest,
     full,
     load,
+    lost,
     micro_batches,
     save,
-    three_steps,
     train,
+    two_steps,
+    watched,
     weights,
 )
 from torch import Tensor
@@ -37,7 +40,6 @@ from olm_data.storage.store import Store
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import CheckpointManifest
 from olm_train.data.batch import Batch
-from olm_train.distributed.waiting import RanksLostError, RankWatchdog
 from olm_train.distributed.world import World
 from olm_train.model.decoder import build_decoder
 from olm_train.model.init import init_parameters
@@ -52,13 +54,6 @@ from olm_train.parallel.config import (
 )
 from olm_train.train_module import TransformerTrainModule
 
-SCHEDULES: tuple[PipelineSchedule, ...] = (
-    "gpipe",
-    "1f1b",
-    "interleaved_1f1b",
-    "zero_bubble",
-    "dualpipev",
-)
 QUICK: tuple[PipelineSchedule, ...] = ("1f1b", "interleaved_1f1b", "dualpipev")
 DENSE = replace(MODEL, n_layers=5)
 EVEN = DENSE.changed(vocab_multiple=2)
@@ -67,18 +62,39 @@ KEPT = {"reshard_after_forward": False}
 FULL = ActivationCheckpointingConfig(mode="full")
 LIMIT = GroupOverride(params=["norm.weight", "blocks.0.*"], opts={"max_grad_norm": 0.01})
 NAMED = {
-    **OPTIMS,
+    **{name: OPTIMS[name] for name in ("dion", "skip_step_lion", "sgd")},
     "half": AdamWConfig(lr=1e-2, dtype="bfloat16"),
     "limit": AdamWConfig(lr=1e-2, group_overrides=[LIMIT]),
 }
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "hsdp": {"strategy": "hsdp", "sharing": {"shard_degree": 1}},
-    "pp4": {"degree": 4},
-    "offload": {"sharing": {"cpu_offload": True, "prefetch_factor": 1}},
-    "zero bubble": {"schedule": "zero_bubble", "sharing": KEPT},
-    "interleaved, recomputed": {"schedule": "interleaved_1f1b", "ac_config": FULL},
+Case = tuple[dict[str, Any], dict[str, Any]]
+"""Options of `piped` alone, and those of one rank too; of few micro-batches those that say so."""
+TWO: dict[str, Case] = {
+    **{schedule: ({"schedule": schedule}, {}) for schedule in QUICK},
+    "experts": ({}, {"model": EXPERTS["global_aux"]}),
 }
-"""Of four ranks."""
+SLOW: dict[str, Case] = {
+    "gpipe": ({"schedule": "gpipe"}, {}),
+    "gpipe of few": ({"schedule": "gpipe"}, {}),
+    "zero bubble of few": ({"schedule": "zero_bubble"}, {}),
+    "split": ({"points": [1]}, {}),
+    "recomputed": ({}, {"ac_config": FULL}),
+    "recomputed operators": ({}, {"ac_config": ActivationCheckpointingConfig(mode="selected_ops")}),
+    "recomputed, dualpipev": ({"schedule": "dualpipev"}, {"ac_config": FULL}),
+    "experts, 1f1b": ({}, {"model": EXPERTS["sequence_aux"]}),
+    "experts, interleaved": ({"schedule": "interleaved_1f1b"}, {"model": EXPERTS["global_aux"]}),
+    "experts, zero bubble": ({"schedule": "zero_bubble"}, {"model": EXPERTS["sequence_aux"]}),
+    "experts, dualpipev": ({"schedule": "dualpipev"}, {"model": EXPERTS["global_aux"]}),
+    **{name: ({"schedule": "interleaved_1f1b"}, {"optim": each}) for name, each in NAMED.items()},
+}
+FOUR: dict[str, Case] = {
+    "hsdp": ({"strategy": "hsdp", "sharing": {"shard_degree": 1}}, {}),
+    "pp4": ({"degree": 4}, {}),
+    "offload": ({"sharing": {"cpu_offload": True, "prefetch_factor": 1}}, {}),
+    "zero bubble": ({"schedule": "zero_bubble", "sharing": KEPT}, {}),
+    "interleaved": ({"schedule": "interleaved_1f1b"}, {"ac_config": FULL}),
+    "dealt": ({"ep_config": ExpertParallelConfig(degree=2)}, {"model": EXPERTS["sequence_aux"]}),
+    "matrices": ({}, {"optim": OPTIMS["muon"]}),
+}
 
 
 def world() -> World:
@@ -106,8 +122,18 @@ def batches(module: TransformerTrainModule, step: int, rows: int = 1) -> list[Ba
 
 
 def steps(module: TransformerTrainModule, rows: int = 1) -> Run:
-    """Three steps."""
-    return three_steps(module, [rows] * (8 // module.world.readers // rows))
+    return two_steps(module, [rows] * (8 // module.world.readers // rows))
+
+
+def of_case(which: str, case: Case, ranks: int) -> Run:
+    """Two steps of a case, on this many ranks."""
+    several, one = case
+    module = piped(**several, **one) if ranks > 1 else build(**{"model": DENSE, **one})
+    return steps(module, rows=8 if "few" in which else 1)
+
+
+def of_cases(cases: dict[str, Case]) -> dict[Any, Any]:
+    return {which: of_case(which, case, dist.get_world_size()) for which, case in cases.items()}
 
 
 def evaluated(
@@ -127,37 +153,25 @@ def two_checks(folder: str) -> dict[Any, Any]:
     results["evaluated"] = evaluated(module, mine)
     results["held"] = [*dict(module.model.named_parameters())]
     results["zero_bubble"] = steps(module)
-    for schedule in QUICK:
-        results[schedule] = steps(piped(schedule=schedule))
-    results["global_aux"] = steps(piped(model=EXPERTS["global_aux"]))
+    results |= of_cases(TWO)
     results["resumed"] = resumed(Path(folder))
-    results["seen"] = seen(piped(schedule="zero_bubble"))
-    results["non-finite"] = non_finite()
+    module = piped(schedule="zero_bubble")
+    results["seen"] = watched(module, batches(module, 1))
+    module = piped(non_finite="skip")
+    layer = next(block for block in module.model.blocks if block is not None).feed_forward
+    results["non-finite"] = after_a_nan(module, layer, world().main, partial(batches, module))
     results["refused"] = refused()
-    results["lost"] = lost()  # the last one: the group is broken after it
+    module = piped()
+    results["lost"] = lost(module, 1, partial(batches, module), seconds=3)  # the last one
     return results
 
 
 def slow_checks() -> dict[Any, Any]:
     """More of one of two ranks."""
-    results: dict[Any, Any] = {}
-    results["gpipe"] = steps(piped(schedule="gpipe"))
-    results["recomputed", "dualpipev"] = steps(piped(schedule="dualpipev", ac_config=FULL))
-    results["split"] = steps(piped(points=[1]))
-    for name, optim in NAMED.items():
-        results["optim", name] = steps(piped(schedule="interleaved_1f1b", optim=optim))
-    for name, model in EXPERTS.items():
-        for schedule in SCHEDULES[1:]:
-            results["experts", name, schedule] = steps(piped(schedule=schedule, model=model))
-    results["gpipe of few"] = steps(piped(schedule="gpipe"), rows=8)
-    results["zero bubble of few"] = steps(piped(schedule="zero_bubble"), rows=8)
-    for mode in ("full", "selected_ops"):
-        ac = ActivationCheckpointingConfig(mode=mode)
-        results["recomputed", mode] = steps(piped(ac_config=ac))
+    results = of_cases(SLOW)
     decoder = build_decoder(DENSE)
     init_parameters(decoder, 5 + world().rank)  # rank 0's are taken
-    pipeline = PipelineParallelConfig(degree=2)
-    config = replace(piped().config, pp_config=pipeline)
+    config = piped().config
     results["a decoder"] = steps(TransformerTrainModule(config, decoder, seed=1, world=world()))
     results["compiled"] = steps(piped(compile_model=True))
     return results
@@ -165,43 +179,14 @@ def slow_checks() -> dict[Any, Any]:
 
 def four_checks() -> dict[Any, Any]:
     """Run every check of this rank, one of four."""
-    results: dict[Any, Any] = {}
-    for name, options in LAYOUTS.items():
-        results[name] = steps(piped(**options))
-    dealt = ExpertParallelConfig(degree=2)
-    results["dealt"] = steps(piped(model=EXPERTS["sequence_aux"], ep_config=dealt))
-    results["muon"] = steps(piped(optim=OPTIMS["muon"]))
+    results = of_cases(FOUR)
     results["evaluated"] = evaluated(piped(schedule="interleaved_1f1b"), LENGTHS[:2])
     tensor = {"model": EVEN, "tp_config": TensorParallelConfig(degree=2)}
     cut = piped(schedule="dualpipev", sharing=KEPT, **tensor)
     results["cut, evaluated"] = evaluated(cut, LENGTHS[world().rank : world().rank + 2])
     results["cut"] = steps(cut)
-    results["cut, seen"] = seen(cut)
+    results["cut, seen"] = watched(cut, batches(cut, 1))
     return results
-
-
-def lost() -> str:
-    """What the first of two ranks says where the other one does not come to the second step."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True) if world().main else None
-    (port, *_) = world().gather(store.port if store else None)
-    store = store or dist.TCPStore("127.0.0.1", port)
-    module = piped()
-    given = replace(module.world, store=store)
-    waiting = RankWatchdog(given, module.model, timeout=3, grace=timedelta(seconds=1))
-    module.train_step(batches(module, 1), 1, 6)
-    waiting.reached(1)
-    given.barrier()
-    if given.rank:
-        store.wait(["over"], timedelta(minutes=10))
-        return ""
-    try:
-        with waiting:
-            module.train_step(batches(module, 2), 2, 6)
-    except RanksLostError as error:
-        return str(error)
-    finally:
-        store.set("over", "")
-    return "the step was taken"
 
 
 def resumed(folder: Path) -> dict[str, Any]:
@@ -236,30 +221,6 @@ def saved_values(module: TransformerTrainModule, folder: Path) -> list[str]:
         del state["calls"]
     store = Store(folder / "step00000002")
     return [*Checkpoint(store, CheckpointManifest.read(store)).index.values]
-
-
-def seen(module: TransformerTrainModule) -> list[tuple[Tensor, Tensor]]:
-    """Rows and losses of labels that `watch_losses` is shown."""
-    found = list[tuple[Tensor, Tensor]]()
-    module.watch_losses = lambda batch, by_label: found.append((batch.rows, by_label))
-    module.train_step(batches(module, 1), 1, 6)
-    return found
-
-
-def non_finite() -> dict[str, Any]:
-    """The first stage alone makes a NaN; what did each rank do, and after it?"""
-    module = piped(non_finite="skip")
-    before = weights(module)
-    block = next(block for block in module.model.blocks if block is not None)
-    first = module.world.rank == 0
-    handle = block.feed_forward.register_forward_hook(
-        lambda _m, _args, out: out * (float("nan") if first else 1.0)
-    )
-    bad = float(module.train_step(batches(module, 1), 1, 6)["optim/non-finite"])
-    unchanged = weights(module) == before
-    handle.remove()
-    good = module.train_step(batches(module, 2), 2, 6)
-    return {"bad": bad, "unchanged": unchanged, "loss": float(good["train/CE loss"])}
 
 
 def refused() -> dict[str, str]:

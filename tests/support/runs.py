@@ -57,21 +57,8 @@ def make_mixture(folder: Path, tokenizer: Path, places: Mapping[str, str] | None
     Args:
         places: URLs of sources that are not to lie in the folder.
     """
-    words = [
-        "the",
-        "quick",
-        "brown",
-        "fox",
-        "jumps",
-        "over",
-        "a",
-        "lazy",
-        "dog",
-        "while",
-        "seven",
-        "owls",
-        "sleep",
-    ]
+    text = "the quick brown fox jumps over a lazy dog while seven owls sleep"
+    words = text.split()
     prose = [" ".join(words[n % 7 : n % 7 + 2 + n % 11]) + "." for n in range(90)]
     code = [f"def f{n}(x):\n    return x ** {n} + {n * n}\n" for n in range(60)]
     for name, documents in (("prose", prose), ("code", code), ("held", prose[:9] + code[:5])):
@@ -122,12 +109,22 @@ def build_trainer(
     lock: Path,
     save_folder: Path,
     *overrides: str,
+    stop: int | None = None,
+    quiet: bool = False,
     callbacks: Mapping[str, Callback] | None = None,
     world: World | None = None,
 ) -> Trainer:
-    """Build a trainer in this process from `config_values` and overrides."""
+    """Build a trainer in this process from `config_values` and overrides.
+
+    Args:
+        stop: the step after which the run stops.
+        quiet: evaluate nothing.
+    """
     values = Values(config_values(lock, save_folder))
-    for override in overrides:
+    given = [f"--trainer.hard_stop={{value: {stop}, unit: steps}}"] if stop is not None else []
+    if quiet:
+        given.append("--trainer.callbacks.lm_evaluator.enabled=false")
+    for override in (*given, *overrides):
         values.override(override)
     trainer = RunConfig.resolve(values).build(world or World())
     for name, callback in (callbacks or {}).items():
@@ -138,9 +135,7 @@ def build_trainer(
 
 def one_step_trainer(lock: Path, folder: Path, *more: str) -> Trainer:
     """A trainer that stops after one step and evaluates nothing."""
-    stop = "--trainer.hard_stop={value: 1, unit: steps}"
-    off = "--trainer.callbacks.lm_evaluator.enabled=false"
-    return build_trainer(lock, folder, stop, off, *more)
+    return build_trainer(lock, folder, *more, stop=1, quiet=True)
 
 
 def group_world() -> World:
@@ -191,11 +186,7 @@ def run_until(
     place = words.index("olm_train.run")
     words[place - 1 : place + 1] = [str(Path(__file__).with_name("pausing.py")), text]
     with subprocess.Popen(
-        words,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+        words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
         lines = []
         assert process.stderr is not None
@@ -263,6 +254,11 @@ def metrics(save_folder: Path) -> list[dict[str, Any]]:
         }
         for line in lines
     ]
+
+
+def steps_of(save_folder: Path) -> list[dict[str, Any]]:
+    """The lines of steps, without those of evaluations."""
+    return [line for line in metrics(save_folder) if "eval" not in line]
 
 
 def tensors(trainer: Callable[[], Trainer], folder: Path) -> dict[str, torch.Tensor]:

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 
 from olm_data.config.values import Values
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.manifest import (
-    InputInfo,
-    Manifest,
-    ShardDigests,
-    ShardInfo,
-    Totals,
-)
+from olm_data.dataset.manifest import InputInfo, Manifest, ShardDigests, ShardInfo, Totals
 from olm_data.dataset.tokenizer import TokenizerInfo
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import Mixture, mixture_of

@@ -12,10 +12,19 @@ import torch
 import torch.distributed as dist
 from support.batches import make_batch
 from support.expert_ranks import BALANCES, MUON, RECOMPUTED, of_experts
-from support.training import LENGTHS, MODEL, ROWS, Run, build, micro_batches, three_steps, train
+from support.training import (
+    LENGTHS,
+    MODEL,
+    ROWS,
+    Run,
+    build,
+    micro_batches,
+    rows_refused,
+    two_steps,
+    watched,
+)
 from torch import Tensor
 
-from olm_data.errors import OlmError
 from olm_train.distributed.world import World
 from olm_train.model.config import DecoderConfig
 from olm_train.model.loss_config import LossConfig
@@ -84,9 +93,9 @@ FOUR: dict[str, dict[str, Any]] = {
 
 
 def steps_of(module: TransformerTrainModule, parts: int = 1) -> tuple[Run, list[Tensor]]:
-    """Three steps, and what an evaluation says of rows of this rank's own and of row 5."""
+    """Two steps, and what an evaluation says of rows of this rank's own and of row 5."""
     share = ROWS // module.world.readers
-    run, evaluated = three_steps(module, [share] if parts == 1 else [1, share - 1]), list[Tensor]()
+    run, evaluated = two_steps(module, [share] if parts == 1 else [1, share - 1]), list[Tensor]()
     for row in (module.world.rank, 5):
         batch = make_batch([LENGTHS[row]], vocab_size=8, seed=row)
         evaluated.append(module.eval_losses(batch))
@@ -125,12 +134,14 @@ def all_checks(cases: Sequence[str], optims: Sequence[str]) -> dict[Any, Any]:
     results: dict[Any, Any] = {name: run_of(TWO[name], dist.get_world_size()) for name in cases}
     for name in optims:
         module = cut(model=MODELS["experts"], optim=OPTIMS[name])
-        results["optim", name] = train(module, [ROWS // module.world.readers])
-    results["refused"] = _refused()
+        results["optim", name] = two_steps(module, [ROWS // module.world.readers])
+    results["refused"] = rows_refused(cut(model=BASE))
     parameters = dict(cut(model=MODELS["experts"]).model.named_parameters())
     results["held"] = {name: tuple(local_part(p).shape) for name, p in parameters.items()}
     results["cut"] = {name for name, p in parameters.items() if tensor_cut(p) is not None}
-    results["seen"] = _seen()
+    module = cut(model=BASE)
+    rows = [ROWS // module.world.readers]
+    results["seen"] = watched(module, micro_batches(1, rows, module.world))
     return results
 
 
@@ -144,22 +155,4 @@ def four_checks() -> dict[Any, Any]:
 
 def compiled_checks() -> list[float]:
     """Losses of a run of compiled blocks."""
-    return train(cut(model=BASE, compile_model=True), [ROWS], steps=[1, 2]).losses
-
-
-def _refused() -> str:
-    """What is said where ranks that share a micro-batch got different rows."""
-    module = cut(model=BASE)
-    try:
-        module.train_step([make_batch(LENGTHS, vocab_size=8, seed=dist.get_rank())], 1, 6)
-    except OlmError as error:
-        return str(error)
-    return ""
-
-
-def _seen() -> list[Tensor]:
-    """What is shown of the losses of labels."""
-    module, seen = cut(model=BASE), list[Tensor]()
-    module.watch_losses = lambda batch, by_label: seen.append(by_label.view_as(batch.labels))
-    module.train_step(micro_batches(1, [ROWS // module.world.readers], module.world), 1, 6)
-    return seen
+    return two_steps(cut(model=BASE, compile_model=True), [ROWS]).losses

@@ -78,11 +78,6 @@ def added(content: str, number: int, *, special: bool = True) -> dict[str, Any]:
     return {"id": number, "content": content, **flags, "special": special}
 
 
-def metaspace(scheme: str = "always") -> dict[str, Any]:
-    """Return the pre-tokenizer of sentencepiece models."""
-    return {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": True}
-
-
 def unigram(*, unk: bool = True, byte_fallback: bool = False) -> bytes:
     """Return a T5-like tokenizer: `</s>` is a piece of its vocabulary."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers

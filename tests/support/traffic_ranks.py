@@ -20,55 +20,42 @@ from olm_train.parallel.config import (
     TensorParallelConfig,
 )
 
-FULL = ActivationCheckpointingConfig(mode="full")
+FULL = {"ac_config": ActivationCheckpointingConfig(mode="full")}
 WINDOW = MODEL.changed(attention={"sliding_window": (6, -1)})
 NEEDED = ContextParallelConfig(degree=4, exchange="needed")
 ULYSSES = ContextParallelConfig(degree=2, exchange="ulysses")
-EVEN = MODEL.changed(vocab_multiple=2)
-STAGES = PipelineParallelConfig(degree=2)
-LAYOUTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "ddp": ("ddp", {}, {}),
-    "fsdp": ("fsdp", {}, {}),
-    "each": ("fsdp", {"reduce_each_microbatch": True}, {}),
-    "kept": ("fsdp", {"reshard_after_forward": False}, {}),
-    "hsdp": ("hsdp", {"num_replicas": 2}, {}),
-    "gather": ("fsdp", {}, {"cp_config": ContextParallelConfig(degree=2)}),
-    "ddp, gather": ("ddp", {}, {"cp_config": ContextParallelConfig(degree=2)}),
-    "ulysses": ("fsdp", {}, {"cp_config": ULYSSES, "ac_config": FULL}),
-    "needed": (
-        "fsdp",
-        {},
-        {"cp_config": NEEDED, "ac_config": FULL, "model": WINDOW, "rank_microbatch_size": 96},
-    ),
-    "tensor": ("fsdp", {}, {"tp_config": TensorParallelConfig(degree=2), "model": EVEN}),
-    "tensor, gather": (
-        "fsdp",
-        {},
-        {
-            "tp_config": TensorParallelConfig(degree=2),
-            "cp_config": ContextParallelConfig(degree=2),
-            "model": EVEN,
-        },
-    ),
-    "pipeline": ("fsdp", {"reshard_after_forward": False}, {"pp_config": STAGES}),
-    "pipeline, tensor": (
-        "fsdp",
-        {"reshard_after_forward": False},
-        {"pp_config": STAGES, "tp_config": TensorParallelConfig(degree=2), "model": EVEN},
-    ),
-    "experts": ("fsdp", {}, {"ep_config": ExpertParallelConfig(degree=2), "model": of_experts()}),
+GATHER = {"cp_config": ContextParallelConfig(degree=2)}
+TENSOR = {"tp_config": TensorParallelConfig(degree=2), "model": MODEL.changed(vocab_multiple=2)}
+KEPT = {"sharing": {"reshard_after_forward": False}}
+STAGES = {"pp_config": PipelineParallelConfig(degree=2), **KEPT}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ddp": {"strategy": "ddp"},
+    "fsdp": {},
+    "each": {"sharing": {"reduce_each_microbatch": True}},
+    "kept": KEPT,
+    "hsdp": {"strategy": "hsdp", "sharing": {"num_replicas": 2}},
+    "gather": GATHER,
+    "ddp, gather": {"strategy": "ddp", **GATHER},
+    "ulysses": {"cp_config": ULYSSES, **FULL},
+    "needed": {"cp_config": NEEDED, "model": WINDOW, "rank_microbatch_size": 96, **FULL},
+    "tensor": TENSOR,
+    "tensor, gather": TENSOR | GATHER,
+    "pipeline": STAGES,
+    "pipeline, tensor": STAGES | TENSOR,
+    "experts": {"ep_config": ExpertParallelConfig(degree=2), "model": of_experts()},
 }
+"""Options of `build`."""
 
 
-def sent(_: str) -> dict[str, tuple[int, int]]:
+def sent() -> dict[str, tuple[int, int]]:
     """Return by layout the bytes that were sent and those that were foreseen."""
     world = World(rank=dist.get_rank(), size=dist.get_world_size())
     found = {}
-    for name, (strategy, sharing, options) in LAYOUTS.items():
+    for name, options in LAYOUTS.items():
         sharers = [name for name in options if name in ("cp_config", "tp_config", "pp_config")]
         rows = 2 ** len(sharers)  # of each of two micro-batches
         options = {"rank_microbatch_size": 32 * rows, **options}
-        module = build(strategy, world=world, sharing=sharing, **options)
+        module = build(world=world, **options)
         if name == "needed":  # what is foreseen is of whole rows
             batches = [make_batch([[32]] * 3, vocab_size=8)] * 2
         else:

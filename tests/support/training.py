@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.batches import make_batch
 from torch.distributed.tensor import DTensor
 
+from olm_data.errors import OlmError
 from olm_data.storage.store import Store
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import CheckpointManifest, Kind
 from olm_train.checkpoint.save import Contents, save_checkpoint
 from olm_train.data.batch import Batch
+from olm_train.distributed.waiting import RanksLostError, RankWatchdog
 from olm_train.distributed.world import World
 from olm_train.model.config import DecoderConfig
 from olm_train.model.shards import like, local_blocks, tensor_cut
@@ -149,9 +154,90 @@ def train(
     return run
 
 
-def three_steps(module: TransformerTrainModule, rows: Sequence[int], **options: Any) -> Run:
-    """The first half of a run."""
-    return train(module, rows, (1, 2, 3), **options)
+def two_steps(module: TransformerTrainModule, rows: Sequence[int], **options: Any) -> Run:
+    """The first steps of a run: the second one has weights and moments that the first one made."""
+    return train(module, rows, (1, 2), **options)
+
+
+@contextmanager
+def traced_alone() -> Iterator[None]:
+    """In the block what is compiled is traced, with its gradient, and run as it is.
+
+    To make machine code of it takes minutes; that it can be made is asked of a few layouts.
+    """
+    plain = torch.compile
+
+    def traced(function: Any, **options: Any) -> Any:
+        options.pop("mode", None)
+        return plain(function, backend="aot_eager", **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", traced)
+        yield
+
+
+def after_a_nan(
+    module: TransformerTrainModule, layer: Any, here: bool, batches: Callable[[int], list[Batch]]
+) -> dict[str, Any]:
+    """A step of which one rank alone, where `here` is true, makes a NaN in a layer, and the next.
+
+    Returns:
+        "bad": whether it was left out. "unchanged": whether the weights were. "loss": of the next.
+    """
+    before = weights(module)
+    handle = layer.register_forward_hook(
+        lambda _m, _args, out: out * (float("nan") if here else 1.0)
+    )
+    bad = float(module.train_step(batches(1), 1, STEPS)["optim/non-finite"])
+    unchanged = weights(module) == before
+    handle.remove()
+    good = module.train_step(batches(2), 2, STEPS)
+    return {"bad": bad, "unchanged": unchanged, "loss": float(good["train/CE loss"])}
+
+
+def rows_refused(module: TransformerTrainModule) -> str:
+    """What is said where ranks that share a micro-batch got different rows."""
+    try:
+        module.train_step([make_batch(LENGTHS, vocab_size=8, seed=dist.get_rank())], 1, STEPS)
+    except OlmError as error:
+        return str(error)
+    return ""
+
+
+def watched(module: TransformerTrainModule, batches: list[Batch]) -> list[tuple[torch.Tensor, ...]]:
+    """Rows, labels and losses of labels that `watch_losses` is shown of a step, by micro-batch."""
+    seen: list[tuple[torch.Tensor, ...]] = []
+    module.watch_losses = lambda batch, by_label: seen.append((batch.rows, batch.labels, by_label))
+    module.train_step(batches, 1, STEPS)
+    return seen
+
+
+def lost(
+    module: TransformerTrainModule, absent: int, batches: Callable[[int], list[Batch]], seconds: int
+) -> str:
+    """What this rank says where one, a step behind, does not come; the group is broken after it."""
+    world = module.world
+    others = [rank for rank in range(world.size) if rank != absent]
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True) if world.main else None
+    (port, *_) = world.gather(store.port if store else None)
+    store = store or dist.TCPStore("127.0.0.1", port)
+    waiting = RankWatchdog(
+        replace(world, store=store), module.model, timeout=seconds, grace=timedelta(seconds=seconds)
+    )
+    module.train_step(batches(1), 1, STEPS)
+    waiting.reached(3 if world.rank == absent else 4)
+    world.barrier()
+    try:
+        if world.rank != absent:
+            with waiting:
+                module.train_step(batches(2), 2, STEPS)
+        return "the step was taken"
+    except RanksLostError as error:
+        return str(error)
+    finally:
+        store.set(f"over {world.rank}", "")
+        if world.main or world.rank == absent:  # rank 0 hosts the store: the last to go
+            store.wait([f"over {rank}" for rank in others], timedelta(minutes=10))
 
 
 def assert_alike(

@@ -69,8 +69,8 @@ def test_state_is_of_the_step_at_intervals_on_request_and_at_the_end(
     build_trainer(
         tiny_mixture,
         tmp_path,
-        "--trainer.hard_stop={value: 5, unit: steps}",
         f"--trainer.callbacks.checkpointer={{save_interval: 2, save_async: {background}}}",
+        stop=5,
         callbacks={n: Seen(p, asks=asks.get(n)) for n, p in PRIORITIES.items()},
     ).fit()
     assert saved(tmp_path) == {
@@ -81,12 +81,7 @@ def test_state_is_of_the_step_at_intervals_on_request_and_at_the_end(
 def test_state_goes_on_without_a_step_twice_or_left_out(tiny_mixture: Path, tmp_path: Path) -> None:
     for stop in (3, 6):
         callbacks = {name: Seen(priority) for name, priority in PRIORITIES.items()}
-        build_trainer(
-            tiny_mixture,
-            tmp_path,
-            f"--trainer.hard_stop={{value: {stop}, unit: steps}}",
-            callbacks=callbacks,
-        ).fit()
+        build_trainer(tiny_mixture, tmp_path, stop=stop, callbacks=callbacks).fit()
     assert [seen.steps for seen in callbacks.values()] == [[1, 2, 3, 4, 5, 6, -1]] * 3
 
 

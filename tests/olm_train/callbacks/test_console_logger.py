@@ -10,14 +10,12 @@ from support.runs import build_trainer
 
 from olm_data.errors import UsageError
 
-STOP = "--trainer.hard_stop={value: 7, unit: steps}"
-
 
 def test_one_line_an_interval_and_at_both_ends(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build_trainer(
-        tiny_mixture, tmp_path, STOP, "--trainer.callbacks.console_logger.log_interval=3"
+        tiny_mixture, tmp_path, "--trainer.callbacks.console_logger.log_interval=3", stop=7
     ).fit()
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -43,7 +41,7 @@ def test_metrics_that_are_asked_for_get_lines_at_their_own_interval(
     asked = (f"{prefix}.metrics=[optim/lr*, train/tokens]", f"{prefix}.log_interval=7")
     shown = []
     for more in ((), (f"{prefix}.metrics_log_interval=3",)):
-        build_trainer(tiny_mixture, tmp_path / str(len(more)), STOP, *asked, *more).fit()
+        build_trainer(tiny_mixture, tmp_path / str(len(more)), *asked, *more, stop=7).fit()
         lines = capsys.readouterr().err.splitlines()
         shown.append([line for line in lines if line.startswith("metrics of step")])
         names = {line.split(" = ")[0].strip() for line in lines if line.startswith("    ")}
@@ -59,11 +57,9 @@ def test_rows_at_the_end_of_the_mixture_that_are_not_trained_on_are_said(
 ) -> None:
     note = "note: 2 rows at the end fill no step and are not trained on"
     size = "--data_loader.global_batch_size=6080"  # 190 of the mixture's 192 rows
-    off = "--trainer.callbacks.lm_evaluator.enabled=false"
     micro = "--train_module.rank_microbatch_size=3040"
     constant = "--train_module.scheduler={name: constant}"
-    build_trainer(tiny_mixture, tmp_path, size, off, micro, constant).fit()
+    build_trainer(tiny_mixture, tmp_path, size, micro, constant, quiet=True).fit()
     assert note in capsys.readouterr().err.splitlines()
-    stop = "--trainer.hard_stop={value: 1, unit: steps}"
-    build_trainer(tiny_mixture, tmp_path / "stopped", off, stop).fit()
+    build_trainer(tiny_mixture, tmp_path / "stopped", quiet=True, stop=1).fit()
     assert "at the end fill no step" not in capsys.readouterr().err

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import build_trainer, metrics
+from support.runs import build_trainer, steps_of
 
 from olm_data.errors import UsageError
 from olm_train.callbacks.early_stopping import EarlyStoppingCallback
@@ -78,7 +78,7 @@ def test_a_run_ends_early_and_says_why(
     given = [f"--trainer.callbacks.early_stopping.{option}" for option in options]
     trainer = build_trainer(tiny_mixture, tmp_path, *given)
     trainer.fit()
-    steps = [line["step"] for line in metrics(tmp_path) if "eval" not in line]
+    steps = [line["step"] for line in steps_of(tmp_path)]
     assert steps == [*range(1, 19)]  # evaluations after 9 and 18
     assert "cancelled at step 18 by early_stopping (CE loss has not been" in capsys.readouterr().err
 

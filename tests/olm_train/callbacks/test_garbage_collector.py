@@ -10,8 +10,6 @@ from support.runs import build_trainer
 
 from olm_train.callbacks.base import Callback
 
-STOP = "--trainer.hard_stop={value: 7, unit: steps}"
-
 
 class Watch(Callback):
     """Notes whether automatic garbage collection was on in each step."""
@@ -35,8 +33,8 @@ def test_garbage_is_collected_at_fixed_steps_only(
     trainer = build_trainer(
         tiny_mixture,
         tmp_path,
-        STOP,
         f"--trainer.callbacks.garbage_collector={config}",
+        stop=7,
         callbacks={"watch": watch},
     )
     collected.clear()

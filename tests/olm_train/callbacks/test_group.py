@@ -143,8 +143,7 @@ def test_what_options_ask_for_after_the_end_of_the_run_is_said(
         assert (
             f"note: trainer.callbacks.{option}: the run ends at step 1, before step {step}" in said
         )
-    stop = "--trainer.hard_stop={value: 1, unit: steps}"
-    trainer = build_trainer(tiny_mixture, tmp_path / "evaluated", given[0], stop)
+    trainer = build_trainer(tiny_mixture, tmp_path / "evaluated", given[0], stop=1)
     assert unreached(trainer) == [
         "trainer.callbacks.lm_evaluator.fixed_steps: the run ends at step 1, before step 400"
     ]

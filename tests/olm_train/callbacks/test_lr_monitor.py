@@ -15,8 +15,6 @@ from olm_train.trainer import Trainer
 
 SLOW = (
     "--train_module.optim.group_overrides=[{params: [norm.weight], opts: {lr: 1e-4}}]",
-    "--trainer.hard_stop={value: 5, unit: steps}",
-    "--trainer.callbacks.lm_evaluator.enabled=false",
     "--trainer.callbacks.checkpointer.enabled=false",
 )
 OFF = "--trainer.callbacks.lr_monitor.enabled=false"
@@ -28,7 +26,7 @@ def rates(folder: Path) -> list[dict[str, float]]:
 
 
 def test_groups_with_rates_of_their_own_log_them(tiny_mixture: Path, tmp_path: Path) -> None:
-    trainer = build_trainer(tiny_mixture, tmp_path / "a", *SLOW)
+    trainer = build_trainer(tiny_mixture, tmp_path / "a", *SLOW, stop=5, quiet=True)
     peaks = [group["peak_lr"] for group in trainer.train_module.optimizer.param_groups]
     assert sorted({1e-4, 1e-2}) == sorted(set(peaks))
     trainer.fit()
@@ -37,12 +35,12 @@ def test_groups_with_rates_of_their_own_log_them(tiny_mixture: Path, tmp_path: P
         assert line == {
             f"optim/lr (group {n})": pytest.approx(peak * factor) for n, peak in enumerate(peaks)
         }
-    build_trainer(tiny_mixture, tmp_path / "b", *SLOW, OFF).fit()
+    build_trainer(tiny_mixture, tmp_path / "b", *SLOW, OFF, stop=5, quiet=True).fit()
     assert {name for line in rates(tmp_path / "b") for name in line} == {"optim/lr"}
 
 
 def test_groups_of_one_rate_log_it_once(tiny_mixture: Path, tmp_path: Path) -> None:
-    build_trainer(tiny_mixture, tmp_path, *SLOW[1:]).fit()
+    build_trainer(tiny_mixture, tmp_path, *SLOW[1:], stop=5, quiet=True).fit()
     assert {name for line in rates(tmp_path) for name in line} == {"optim/lr"}
 
 
@@ -53,10 +51,7 @@ def test_an_optimiser_of_ones_own_is_watched_too(tmp_path: Path) -> None:
         model, torch.optim.SGD(groups, lr=0.1), torch.nn.functional.cross_entropy
     )
     Trainer(
-        train_module=module,
-        data_loader=Own(),
-        save_folder=tmp_path,
-        max_duration=Duration.steps(2),
+        train_module=module, data_loader=Own(), save_folder=tmp_path, max_duration=Duration.steps(2)
     ).fit()
     for line in rates(tmp_path):
         assert (line["optim/lr (group 0)"], line["optim/lr (group 1)"]) == (0.1, 0.5)

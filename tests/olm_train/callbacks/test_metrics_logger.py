@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.full_disk import files_of_at_most
-from support.runs import build_trainer, metrics
+from support.runs import build_trainer, metrics, steps_of
 
 from olm_data.errors import ResourceError
 from olm_data.run_log.log import read_ends, read_starts
@@ -17,7 +17,7 @@ from olm_train.distributed.preempt import Preempted, StopRequest
 
 
 def test_numbers_are_the_floats_of_the_device(tiny_mixture: Path, tmp_path: Path) -> None:
-    trainer = build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 3, unit: steps}")
+    trainer = build_trainer(tiny_mixture, tmp_path, stop=3)
     step, seen = trainer.train_module.train_step, []
 
     def watched(*arguments: object, **options: object) -> object:
@@ -28,7 +28,7 @@ def test_numbers_are_the_floats_of_the_device(tiny_mixture: Path, tmp_path: Path
 
     trainer.train_module.train_step = watched  # type: ignore[method-assign,assignment]
     trainer.fit()
-    written = [line for line in metrics(tmp_path) if "eval" not in line]
+    written = steps_of(tmp_path)
     for number, (line, expected) in enumerate(zip(written, seen, strict=True), start=1):
         assert line == {
             "step": number,
@@ -42,8 +42,8 @@ def test_numbers_are_the_floats_of_the_device(tiny_mixture: Path, tmp_path: Path
 def test_a_new_run_does_not_go_on_in_an_old_file(tiny_mixture: Path, tmp_path: Path) -> None:
     lines = [{"step": n, "tokens": 9 * n, "rows": [n, n + 1]} for n in range(4)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 2, unit: steps}").fit()
-    steps = [line["step"] for line in metrics(tmp_path) if "eval" not in line]
+    build_trainer(tiny_mixture, tmp_path, stop=2).fit()
+    steps = [line["step"] for line in steps_of(tmp_path)]
     assert steps == [1, 2]
 
 
@@ -51,8 +51,7 @@ def test_a_resume_tells_what_the_log_has_lost(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(steps: int) -> str:
-        stop = f"--trainer.hard_stop={{value: {steps}, unit: steps}}"
-        build_trainer(tiny_mixture, tmp_path, stop).fit()
+        build_trainer(tiny_mixture, tmp_path, stop=steps).fit()
         return capsys.readouterr().err
 
     assert "warning:" not in run(2) + run(3)
@@ -88,8 +87,7 @@ def test_each_start_says_how_it_ended(
                 if self.trainer.step == at:
                     self.trainer.cancel_run("it is low enough", by="my_rule")
 
-        stop = f"--trainer.hard_stop={{value: {steps}, unit: steps}}"
-        trainer = build_trainer(tiny_mixture, tmp_path, stop, callbacks={"ends": Ends()})
+        trainer = build_trainer(tiny_mixture, tmp_path, stop=steps, callbacks={"ends": Ends()})
         with contextlib.suppress(ValueError, Preempted):
             trainer.fit()
         end = read_ends(tmp_path)[-1]
@@ -114,19 +112,18 @@ def test_an_end_that_the_disk_refuses_is_a_warning(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "ends.jsonl").mkdir()
-    build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 1, unit: steps}").fit()
+    build_trainer(tiny_mixture, tmp_path, stop=1).fit()
     assert "warning: ends.jsonl could not be written" in capsys.readouterr().err
 
 
 def test_a_run_that_was_killed_after_its_last_save_gets_its_end(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stop = "--trainer.hard_stop={value: 2, unit: steps}"
-    build_trainer(tiny_mixture, tmp_path, stop).fit()
+    build_trainer(tiny_mixture, tmp_path, stop=2).fit()
     (tmp_path / "ends.jsonl").unlink()
     before = metrics(tmp_path)
     for message in ("still to do: its end in ends.jsonl", "nothing to do"):
-        build_trainer(tiny_mixture, tmp_path, stop).fit()
+        build_trainer(tiny_mixture, tmp_path, stop=2).fit()
         assert f"already finished at step 2: {message}\n" in capsys.readouterr().err
     assert [(end.step, end.reason) for end in read_ends(tmp_path)] == [(2, "finished")]
     assert metrics(tmp_path) == before
@@ -142,9 +139,8 @@ def test_lines_that_a_full_disk_refuses_to_the_end_are_exit_5_also_without_a_che
                 disk.enter_context(files_of_at_most(size + 10))
 
     off = "--trainer.callbacks.checkpointer.enabled=false"
-    stop = "--trainer.hard_stop={value: 3, unit: steps}"
     log = "--trainer.metrics_collect_interval=1"
-    trainer = build_trainer(tiny_mixture, tmp_path, off, stop, log, callbacks={"full": Full()})
+    trainer = build_trainer(tiny_mixture, tmp_path, off, log, stop=3, callbacks={"full": Full()})
     trainer.say = lambda message: None  # type: ignore[method-assign]  # pytest's file is limited too
     with contextlib.ExitStack() as disk, pytest.raises(ResourceError) as caught:
         trainer.fit()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.eval_requests import make_task
-from support.runs import build_trainer, metrics, same_bits, tensors
+from support.runs import build_trainer, same_bits, steps_of, tensors
 from support.webhook import webhook
 
 from olm_train.callbacks.config import CallbacksConfig
@@ -49,7 +49,6 @@ def test_losses_and_weights_have_the_same_bits_with_all_of_them_and_without(
     tiny_mixture: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     make_task(tmp_path / "task", tiny_tokenizer)
-    stop = "--trainer.hard_stop={value: 7, unit: steps}"
     held = str(tiny_mixture.parent / "held")
     with webhook() as hook:
         words = {"TASK": str(tmp_path / "task"), "HELD": held, "HOOK": hook.url}
@@ -58,11 +57,11 @@ def test_losses_and_weights_have_the_same_bits_with_all_of_them_and_without(
             for word, value in words.items():
                 given = given.replace(word, value)
             options.append(f"--trainer.callbacks.{name}={given}")
-        build_trainer(tiny_mixture, tmp_path / "with", stop, *options).fit()
+        build_trainer(tiny_mixture, tmp_path / "with", *options, stop=7).fit()
     off = [f"--trainer.callbacks.{name}.enabled=false" for name in ("lm_evaluator", "lr_monitor")]
-    build_trainer(tiny_mixture, tmp_path / "without", stop, *off).fit()
+    build_trainer(tiny_mixture, tmp_path / "without", *off, stop=7).fit()
     logs = [
-        [line["train/CE loss"] for line in metrics(tmp_path / name) if "eval" not in line]
+        [line["train/CE loss"] for line in steps_of(tmp_path / name)]
         for name in ("with", "without")
     ]
     assert logs[0] == logs[1]

@@ -17,6 +17,7 @@ from olm_train.callbacks.group import Callbacks
 
 TESTS = Path(__file__).resolve().parents[2]
 ELSEWHERE = {
+    "CheckpointerConfig.enabled": "olm_train/callbacks/test_metrics_logger.py",
     "CheckpointerConfig.pre_train_checkpoint": "olm_train/checkpoint/test_manager.py",
     "CheckpointerConfig.save_async": "olm_train/checkpoint/test_manager.py",
     "CheckpointerConfig.save_timeout": "olm_train/checkpoint/test_manager.py",

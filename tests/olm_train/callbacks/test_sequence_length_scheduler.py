@@ -15,17 +15,12 @@ from olm_data.run_log.metric_names import LABELS, SEQUENCE_LENGTH, TOKENS, TRUNC
 from olm_train.callbacks.sequence_length_scheduler import SequenceLengthSchedulerCallback
 
 PREFIX = "--trainer.callbacks.sequence_length_scheduler"
-OFF = "--trainer.callbacks.lm_evaluator=null"
 SPLIT = f"{PREFIX}={{min_sequence_length: 8, warmup_steps: 6}}"
 CUT = f"{PREFIX}={{min_sequence_length: 8, warmup_steps: 6, truncate: true, keep_multiple_of: 4}}"
 
 
-def stop(step: int) -> str:
-    return f"--trainer.hard_stop={{value: {step}, unit: steps}}"
-
-
-def run(mixture: Path, folder: Path, *options: str) -> list[dict[str, Any]]:
-    build_trainer(mixture, folder, OFF, *options).fit()
+def run(mixture: Path, folder: Path, *options: str, stop: int) -> list[dict[str, Any]]:
+    build_trainer(mixture, folder, *options, stop=stop, quiet=True).fit()
     return metrics(folder)
 
 
@@ -36,11 +31,11 @@ def of(lines: list[dict[str, Any]], name: str) -> list[Any]:
 def test_split_rows_get_longer_by_powers_of_two_and_no_token_is_lost(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
-    lines = run(tiny_mixture, tmp_path / "a", SPLIT, stop(8))
+    lines = run(tiny_mixture, tmp_path / "a", SPLIT, stop=8)
     assert of(lines, SEQUENCE_LENGTH) == [8, 16, 16, 16, 16, 32, 32, 32]
     assert set(of(lines, TOKENS)) == {256}
     assert set(of(lines, TRUNCATED)) == {None}
-    plain = run(tiny_mixture, tmp_path / "b", SPLIT, f"{PREFIX}.enabled=false", stop(8))
+    plain = run(tiny_mixture, tmp_path / "b", SPLIT, f"{PREFIX}.enabled=false", stop=8)
     assert set(of(plain, SEQUENCE_LENGTH)) == {32}
     assert of(plain, LABELS) == of(lines, LABELS)
     assert of(plain, "rows") == of(lines, "rows")
@@ -48,7 +43,7 @@ def test_split_rows_get_longer_by_powers_of_two_and_no_token_is_lost(
 
 
 def test_truncated_rows_leave_tokens_out_and_count_them(tiny_mixture: Path, tmp_path: Path) -> None:
-    lines = run(tiny_mixture, tmp_path, CUT, stop(8))
+    lines = run(tiny_mixture, tmp_path, CUT, stop=8)
     assert of(lines, SEQUENCE_LENGTH) == [12, 16, 20, 24, 28, 32, 32, 32]
     assert of(lines, TOKENS) == [8 * length for length in of(lines, SEQUENCE_LENGTH)]
     left_out = [8 * (32 - length) for length in of(lines, SEQUENCE_LENGTH)[:6]]
@@ -60,12 +55,12 @@ def test_truncated_rows_leave_tokens_out_and_count_them(tiny_mixture: Path, tmp_
 def test_a_resumed_run_has_the_same_bits_and_a_repeated_step_too(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
-    whole = run(tiny_mixture, tmp_path / "a", option, stop(8))
-    run(tiny_mixture, tmp_path / "b", option, stop(3))
+    whole = run(tiny_mixture, tmp_path / "a", option, stop=8)
+    run(tiny_mixture, tmp_path / "b", option, stop=3)
     again = ["--trainer.callbacks.replay_checker={steps: 2}"]
     every = ["--trainer.callbacks.checkpointer.save_interval=1"]
-    run(tiny_mixture, tmp_path / "b", option, *every, stop(5))
-    assert run(tiny_mixture, tmp_path / "b", option, *every, *again, stop(8)) == whole
+    run(tiny_mixture, tmp_path / "b", option, *every, stop=5)
+    assert run(tiny_mixture, tmp_path / "b", option, *every, *again, stop=8) == whole
     assert "repeated, the same bit for bit" in capsys.readouterr().err
 
 
@@ -73,10 +68,10 @@ def test_the_loss_ledger_follows_split_rows_and_refuses_truncated_ones(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
     ledger = "--trainer.callbacks.loss_ledger={}"
-    with_it = run(tiny_mixture, tmp_path / "a", SPLIT, ledger, stop(3))
-    assert of(with_it, LABELS) == of(run(tiny_mixture, tmp_path / "b", SPLIT, stop(3)), LABELS)
+    with_it = run(tiny_mixture, tmp_path / "a", SPLIT, ledger, stop=3)
+    assert of(with_it, LABELS) == of(run(tiny_mixture, tmp_path / "b", SPLIT, stop=3), LABELS)
     with pytest.raises(UsageError, match="which documents truncated rows hold"):
-        run(tiny_mixture, tmp_path / "c", CUT, ledger, stop(3))
+        run(tiny_mixture, tmp_path / "c", CUT, ledger, stop=3)
 
 
 def test_the_defaults_are_a_warm_up_from_128_over_2000_steps() -> None:

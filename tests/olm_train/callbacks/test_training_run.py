@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.distributed import run_ranks
 from support.runs import build_trainer as build_whole
-from support.runs import group_world, metrics
+from support.runs import group_world, steps_of
 
 from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
@@ -25,10 +26,7 @@ from olm_train.metrics import MetricsBuffer, Reduce
 STEPS = 8
 
 
-def build_trainer(lock: Path, folder: Path, *options: str, **given: Any) -> Any:
-    """A run of so many steps, unless an option says otherwise."""
-    stop = f"--trainer.hard_stop={{value: {STEPS}, unit: steps}}"
-    return build_whole(lock, folder, stop, *options, **given)
+build_trainer = partial(build_whole, stop=STEPS, quiet=True)
 
 
 class At(Callback):
@@ -62,9 +60,7 @@ def test_a_cancelled_run_saves_and_ends_well_and_the_same_command_goes_on(
     assert "cancelled at step 5 by my_rule (loss is low enough)" in capsys.readouterr().err
     assert open_checkpoint(tmp_path / "step00000005", World()).step == 5
     build_trainer(tiny_mixture, tmp_path).fit()
-    assert [line["step"] for line in metrics(tmp_path) if "eval" not in line] == [
-        *range(1, STEPS + 1)
-    ]
+    assert [line["step"] for line in steps_of(tmp_path)] == [*range(1, STEPS + 1)]
 
 
 def test_a_cancelled_run_may_be_left_to_whoever_starts_it_again(
@@ -108,7 +104,7 @@ def test_a_stop_file_ends_the_run_and_is_gone_then(
     assert "\x1b" not in trainer.cancelled.why
     assert not (tmp_path / "stop").exists()
     build_trainer(tiny_mixture, tmp_path).fit()
-    assert len([line for line in metrics(tmp_path) if "eval" not in line]) == STEPS
+    assert len(steps_of(tmp_path)) == STEPS
 
 
 def test_a_stop_file_that_waits_for_the_next_start_ends_that(
@@ -128,7 +124,7 @@ def test_a_recorded_metric_is_logged_once_with_its_step(tiny_mixture: Path, tmp_
         for hook, at in logged_at
     }
     build_trainer(tiny_mixture, tmp_path, callbacks=records).fit()
-    lines = [line for line in metrics(tmp_path) if "eval" not in line]
+    lines = steps_of(tmp_path)
     assert [line["step"] for line in lines] == [*range(1, STEPS + 1)]
     for (hook, at), step in logged_at.items():
         name = f"{hook} {at}"
@@ -198,6 +194,12 @@ def test_blocked_ephemeral_checkpoints_are_not_saved_until_nobody_blocks_them(
     assert {*seen} - {0} == {2, 10, 12}
 
 
+HOOKS = [
+    "post_attach", "pre_train", "pre_load_batch", "pre_epoch", "pre_step", "pre_optim_step",
+    "post_step", "post_epoch", "post_train", "close",
+]  # fmt: skip
+
+
 def test_a_lock_is_one_epoch_and_hooks_run_in_the_order_of_the_page(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
@@ -209,37 +211,12 @@ def test_a_lock_is_one_epoch_and_hooks_run_in_the_order_of_the_page(
                 return lambda *given: calls.append(name)
             return super().__getattribute__(name)
 
-    trainer = build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 1, unit: steps}")
+    trainer = build_trainer(tiny_mixture, tmp_path, stop=1)
     trainer.add_callback("recorder", Recorder())
     trainer.fit()
-    assert [call for call in calls if call in HOOKS] == [
-        "post_attach",
-        "pre_train",
-        "pre_load_batch",
-        "pre_epoch",
-        "pre_step",
-        "pre_optim_step",
-        "post_step",
-        "post_epoch",
-        "post_train",
-        "close",
-    ]
+    assert calls == HOOKS
     with pytest.raises(UsageError, match="comes too late"):
         trainer.add_callback("another", Recorder())
-
-
-HOOKS = {
-    "post_attach",
-    "pre_train",
-    "pre_epoch",
-    "pre_load_batch",
-    "pre_step",
-    "pre_optim_step",
-    "post_step",
-    "post_epoch",
-    "post_train",
-    "close",
-}
 
 
 @pytest.mark.parametrize("how", ["nothing", "resume", "load_path"])
@@ -253,10 +230,9 @@ def test_callbacks_are_told_which_checkpoint_was_loaded(
             loaded.append(folder)
             assert self.trainer.step == (6 if how == "resume" else 0)
 
-    six = "--trainer.hard_stop={value: 6, unit: steps}"
     first = tmp_path / "first"
     if how != "nothing":
-        build_trainer(tiny_mixture, first, six).fit()
+        build_trainer(tiny_mixture, first, stop=6).fit()
     options = ["--trainer.hard_stop={value: 7, unit: steps}"]
     folder = first
     if how == "load_path":

@@ -12,12 +12,7 @@ import pytest
 
 from olm_data.bounded_json import MalformedJson
 from olm_data.config.hints import FilePath
-from olm_train.checkpoint.documents import (
-    RunOrigin,
-    RunState,
-    default_work_dir,
-    saved_config,
-)
+from olm_train.checkpoint.documents import RunOrigin, RunState, default_work_dir, saved_config
 from olm_train.optim.state import OptimizerRecord, SpelledFloat
 
 STATE = RunState(

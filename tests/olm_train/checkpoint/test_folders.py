@@ -61,11 +61,7 @@ def test_folders_are_found_newest_first_and_others_left_alone(tmp_path: Path) ->
         "x",
     ):
         (tmp_path / name).mkdir()
-    assert candidates(tmp_path) == [
-        "step1234567890",
-        "step00000010",
-        "step00000002",
-    ]
+    assert candidates(tmp_path) == ["step1234567890", "step00000010", "step00000002"]
     assert partial_folders(tmp_path) == [
         "step00000004.tmp",
         "step00000005-000012.tmp",

@@ -16,13 +16,11 @@ from olm_data.errors import ConflictError, ValidationError
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.distributed.world import World
 
-QUIET = "--trainer.callbacks.lm_evaluator.enabled=false"
 EVERY_2 = "--trainer.callbacks.checkpointer.save_interval=2"
 
 
 def train(lock: Path, folder: Path, stop: int) -> None:
-    stop_at = f"--trainer.hard_stop={{value: {stop}, unit: steps}}"
-    build_trainer(lock, folder, QUIET, EVERY_2, stop_at).fit()
+    build_trainer(lock, folder, EVERY_2, stop=stop, quiet=True).fit()
 
 
 @pytest.fixture(scope="module")

@@ -34,10 +34,10 @@ def train(lock: Path, folder: Path, background: str, *callbacks: Callback, more:
     trainer = build_trainer(
         lock,
         folder,
-        "--trainer.callbacks.lm_evaluator.enabled=false",
         f"--trainer.callbacks.checkpointer={SAVE % background}",
-        "--trainer.hard_stop={value: 6, unit: steps}",
         *filter(None, [more]),
+        quiet=True,
+        stop=6,
         callbacks={f"at {n}": callback for n, callback in enumerate(callbacks)},
     )
     trainer.fit()

@@ -11,12 +11,7 @@ import pytest
 from olm_data.bounded_json import digest
 from olm_data.errors import ValidationError
 from olm_data.storage.store import Store
-from olm_train.checkpoint.manifest import (
-    MANIFEST,
-    CheckpointManifest,
-    FileEntry,
-    Kind,
-)
+from olm_train.checkpoint.manifest import MANIFEST, CheckpointManifest, FileEntry, Kind
 
 GOLDEN = """\
 {

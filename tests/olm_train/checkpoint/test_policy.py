@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,21 +13,13 @@ from support.runs import build_trainer
 from olm_data.errors import UsageError
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.manifest import Kind, candidates
-from olm_train.checkpoint.policy import (
-    CheckpointerConfig,
-    Removal,
-    removable,
-)
+from olm_train.checkpoint.policy import CheckpointerConfig, Removal, removable
 from olm_train.distributed.world import World
 
 
 def train(lock: Path, folder: Path, stop: int, options: str) -> list[int]:
     build_trainer(
-        lock,
-        folder,
-        f"--trainer.callbacks.checkpointer={options}",
-        f"--trainer.hard_stop={{value: {stop}, unit: steps}}",
-        "--trainer.callbacks.lm_evaluator.enabled=false",
+        lock, folder, f"--trainer.callbacks.checkpointer={options}", stop=stop, quiet=True
     ).fit()
     found = [open_checkpoint(folder / name, World()).step for name in candidates(folder)]
     assert (folder / "latest").read_text().strip() == f"step{found[0]:08d}"
@@ -40,6 +33,11 @@ def train(lock: Path, folder: Path, stop: int, options: str) -> list[int]:
         ("{save_interval: 7}", [7]),
         ("{save_interval: 5, ephemeral_save_interval: 1}", [5, 7]),
         ("{save_interval: 5, ephemeral_save_interval: 2, remove: never}", [2, 4, 5, 6, 7]),
+        # a list of steps stands in place of the interval
+        ("{save_steps: [2, 5]}", [2, 5, 7]),
+        ("{save_steps: [2, 4, 5], max_checkpoints: 2}", [4, 5, 7]),
+        ("{save_steps: [2, 4], fixed_steps: [3], remove: all_non_permanent}", [2, 3, 4, 7]),
+        ("{save_steps: [2], save_interval: 5}", [2, 5, 7]),
     ],
 )
 def test_what_is_left_after_seven_steps(
@@ -65,34 +63,12 @@ def test_ephemeral_ones_of_an_earlier_run_go_with_the_next_save(
         {"save_interval": 0},
         {"save_interval": 5, "ephemeral_save_interval": 5},
         {"ephemeral_save_interval": 0},
+        *({"save_steps": steps} for steps in ([4, 2], [2, 2], [0])),
     ],
 )
-def test_intervals_that_make_no_sense_are_refused(options: dict[str, int]) -> None:
+def test_steps_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        CheckpointerConfig(**options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("options", "left"),
-    [
-        ("{save_steps: [2, 5]}", [2, 5, 7]),
-        ("{save_steps: [2, 4, 5], max_checkpoints: 2}", [4, 5, 7]),
-        ("{save_steps: [2, 4], fixed_steps: [3], remove: all_non_permanent}", [2, 3, 4, 7]),
-        ("{save_steps: [2], save_interval: 5}", [2, 5, 7]),
-    ],
-)
-def test_a_list_of_steps_stands_in_place_of_the_interval(
-    tiny_mixture: Path, tmp_path: Path, options: str, left: list[int]
-) -> None:
-    build_trainer(
-        tiny_mixture,
-        tmp_path,
-        f"--trainer.callbacks.checkpointer={options}",
-        "--trainer.hard_stop={value: 7, unit: steps}",
-        "--trainer.callbacks.lm_evaluator.enabled=false",
-    ).fit()
-    found = [open_checkpoint(tmp_path / name, World()).step for name in candidates(tmp_path)]
-    assert found[::-1] == left
+        CheckpointerConfig(**options)
 
 
 def test_after_a_step_of_the_list_ephemeral_checkpoints_cool_down() -> None:
@@ -101,12 +77,6 @@ def test_after_a_step_of_the_list_ephemeral_checkpoints_cool_down() -> None:
     often = Kind.ephemeral
     assert kinds == [often, Kind.permanent, None, None, often, often]
     assert rule.interval is None
-
-
-@pytest.mark.parametrize("steps", [[4, 2], [2, 2], [0]])
-def test_a_list_that_makes_no_sense_is_refused(steps: list[int]) -> None:
-    with pytest.raises(UsageError):
-        CheckpointerConfig(save_steps=steps)
 
 
 known = st.dictionaries(st.integers(0, 99), st.sampled_from(Kind), min_size=1)
@@ -152,9 +122,9 @@ def test_so_many_of_the_newest_permanent_ones_stay(tiny_mixture: Path, tmp_path:
     build_trainer(
         tiny_mixture,
         tmp_path,
-        "--trainer.hard_stop={value: 8, unit: steps}",
-        "--trainer.callbacks.lm_evaluator.enabled=false",
         "--trainer.callbacks.checkpointer={save_interval: 2, max_checkpoints: 2, fixed_steps: [3]}",
+        stop=8,
+        quiet=True,
     ).fit()
     assert candidates(tmp_path) == ["step00000008", "step00000006", "step00000003"]
     with pytest.raises(UsageError, match="no effect with remove: never"):

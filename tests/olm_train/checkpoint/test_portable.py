@@ -26,23 +26,14 @@ def run(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with the checkpoints of steps 1 and 2."""
     folder = tmp_path_factory.mktemp("portable") / "run"
     build_trainer(
-        tiny_mixture,
-        folder,
-        "--trainer.callbacks.lm_evaluator.enabled=false",
-        "--trainer.callbacks.checkpointer.save_interval=1",
-        "--trainer.hard_stop={value: 2, unit: steps}",
+        tiny_mixture, folder, "--trainer.callbacks.checkpointer.save_interval=1", quiet=True, stop=2
     ).fit()
     return folder
 
 
 @pytest.mark.parametrize(
     ("place", "name", "step"),
-    [
-        ("", "latest", 2),
-        ("", "1", 1),
-        ("", "step00000001", 1),
-        ("step00000001", "latest", 1),
-    ],
+    [("", "latest", 2), ("", "1", 1), ("", "step00000001", 1), ("step00000001", "latest", 1)],
 )
 def test_a_step_a_name_or_the_newest(run: Path, place: str, name: str, step: int) -> None:
     found = open_portable(run / place, name, quiet)

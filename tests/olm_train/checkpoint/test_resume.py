@@ -26,10 +26,7 @@ NO_STATE = ("--trainer.load_trainer_state=false", "--trainer.load_optim_state=fa
 
 
 def trainer(lock: Path, folder: Path, stop: int, *more: str) -> Trainer:
-    return build_trainer(
-        lock, folder, "--trainer.callbacks.lm_evaluator.enabled=false", MODEL,
-        f"--trainer.hard_stop={{value: {stop}, unit: steps}}", *more,
-    )  # fmt: skip
+    return build_trainer(lock, folder, MODEL, *more, quiet=True, stop=stop)
 
 
 @pytest.fixture(scope="module")
@@ -144,10 +141,6 @@ def test_what_cannot_be_is_refused(
     assert not list(tmp_path.glob("step*"))
 
 
-def stop_at(step: int) -> str:
-    return f"--trainer.hard_stop={{value: {step}, unit: steps}}"
-
-
 def changed_lines(text: str) -> list[str]:
     prefix = "  changed: "
     return [line.removeprefix(prefix) for line in text.splitlines() if line.startswith(prefix)]
@@ -156,18 +149,18 @@ def changed_lines(text: str) -> list[str]:
 def test_each_changed_field_has_its_line_and_the_log_has_the_configuration(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = build_trainer(tiny_mixture, tmp_path, stop_at(2))
+    first = build_trainer(tiny_mixture, tmp_path, stop=2)
     first.fit()
     assert changed_lines(capsys.readouterr().err) == []
     second = build_trainer(
         tiny_mixture,
         tmp_path,
-        stop_at(4),
         "--train_module.optim.lr=2e-3",
         "--train_module.optim.weight_decay=0.0",
         "--train_module.scheduler.warmup=3",
         "--train_module.loss.z_loss_multiplier=1e-4",
         "--train_module.max_grad_norm=null",
+        stop=4,
     )
     second.fit()
     expected = {
@@ -182,16 +175,16 @@ def test_each_changed_field_has_its_line_and_the_log_has_the_configuration(
     one, two = read_starts(tmp_path)
     assert (one.config, two.config) == (first.config, second.config)
     assert (set(one.changes), set(two.changes)) == (set(), expected)
-    build_trainer(tiny_mixture, tmp_path, stop_at(4), "--train_module.optim.lr=1.0").fit()
+    build_trainer(tiny_mixture, tmp_path, "--train_module.optim.lr=1.0", stop=4).fit()
     assert changed_lines(capsys.readouterr().err) == []  # nothing goes on from there
 
 
 def test_state_of_a_callback_that_is_gone_is_named(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    build_trainer(tiny_mixture, tmp_path, stop_at(1)).fit()
+    build_trainer(tiny_mixture, tmp_path, stop=1).fit()
     without = "--trainer.callbacks.lm_evaluator=null"
-    build_trainer(tiny_mixture, tmp_path, stop_at(2), without).fit()
+    build_trainer(tiny_mixture, tmp_path, without, stop=2).fit()
     said = capsys.readouterr().err
     assert "note: no callback lm_evaluator here takes the state it has there" in said
     assert any(line.startswith("trainer.callbacks.lm_evaluator: ") for line in changed_lines(said))
@@ -201,9 +194,9 @@ def test_a_fallback_names_the_checkpoint_it_passes_over(
     tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     interval = "--trainer.callbacks.checkpointer.save_interval=1"
-    build_trainer(tiny_mixture, tmp_path, stop_at(2), interval).fit()
+    build_trainer(tiny_mixture, tmp_path, interval, stop=2).fit()
     (tmp_path / "step00000002" / "manifest.json").write_text("{}")
-    build_trainer(tiny_mixture, tmp_path, stop_at(3), interval).fit()
+    build_trainer(tiny_mixture, tmp_path, interval, stop=3).fit()
     [line] = [line for line in capsys.readouterr().err.splitlines() if "manifest" in line]
     assert line.startswith("warning: ")
     assert "step00000002" in line

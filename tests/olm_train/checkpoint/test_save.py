@@ -31,10 +31,7 @@ def bucket(s3: dict[str, str], request: pytest.FixtureRequest) -> str:
 
 
 def build(lock: Path, folder: str, work: Path, stop: int, *more: str) -> Trainer:
-    return build_trainer(
-        lock, folder, *OPTIONS, f"--trainer.hard_stop={{value: {stop}, unit: steps}}",
-        f"--trainer.work_dir={work}", *more,
-    )  # fmt: skip
+    return build_trainer(lock, folder, *OPTIONS, f"--trainer.work_dir={work}", *more, stop=stop)
 
 
 def run(lock: Path, folder: str, work: Path, stop: int, *more: str) -> Trainer:
@@ -82,17 +79,13 @@ def forget(store: Store) -> None:
 
 @pytest.mark.parametrize("damage", [cut, forget])
 def test_damaged_and_partial_ones_are_passed_over_cleaned_and_written_again(
-    tiny_mixture: Path,
-    tmp_path: Path,
-    bucket: str,
-    damage: Callable[[Store], None],
+    tiny_mixture: Path, tmp_path: Path, bucket: str, damage: Callable[[Store], None]
 ) -> None:
     run(tiny_mixture, bucket, tmp_path, 5, "--trainer.callbacks.checkpointer.remove=never")
     damage(Store(f"{bucket}/step00000005"))
     assert partial_folders(bucket) == (["step00000005"] if damage is forget else [])
     told: list[object] = []
     newest = newest_checkpoint(bucket, World(), told.append)
-    assert newest is not None
     assert newest.step == 4
     assert len(told) == 1
     run(tiny_mixture, bucket, tmp_path, 5)

@@ -29,10 +29,7 @@ MODEL = (
 def first(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one step, its vocabulary padded from 512 to 600."""
     folder = tmp_path_factory.mktemp("first") / "run"
-    stop, quiet = "{value: 1, unit: steps}", "lm_evaluator.enabled=false"
-    build_trainer(
-        tiny_mixture, folder, MODEL, f"--trainer.hard_stop={stop}", f"--trainer.callbacks.{quiet}"
-    ).fit()
+    build_trainer(tiny_mixture, folder, MODEL, stop=1, quiet=True).fit()
     return folder
 
 
@@ -72,11 +69,7 @@ def version(file: Path) -> None:
     ("damage", "error", "says"),
     [
         (flip, ValidationError, "sha256 differs"),
-        (
-            version,
-            ValidationError,
-            "version 9; this program reads olm-model versions 1, 2, 3",
-        ),
+        (version, ValidationError, "version 9; this program reads olm-model versions 1, 2, 3"),
         (Path.unlink, InputError, "no exported weights"),
     ],
 )

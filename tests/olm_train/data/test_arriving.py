@@ -231,7 +231,6 @@ def test_text_that_no_longer_arrives_is_said_with_what_to_type(
     place = str(arrival.folder / "web")
     arrival()
     line = waiting.Waiting([place]).line()
-    assert line is not None
     assert "waiting for text" in line
     assert "stopped at 1 of" in line
     monkeypatch.setattr(waiting, "GIVE_UP_SECONDS", -1.0)

@@ -79,17 +79,6 @@ def test_close_ends_a_thread_that_waits_for_room():
         next(items)
 
 
-def test_a_prefetcher_nobody_holds_ends_its_thread():
-    before = threads()
-    items = Prefetcher(iter(range(1000)), 2)
-    assert next(items) == 0
-    (thread,) = threads() - before
-    del items
-    gc.collect()
-    thread.join(600)
-    assert not thread.is_alive()
-
-
 class Circle:
     """Keeps a prefetcher until the collector runs."""
 
@@ -158,20 +147,6 @@ def test_an_interpreter_exits_while_the_thread_waits():
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 1\n", "")
-
-
-def test_the_seconds_the_consumer_waits_are_counted():
-    release = threading.Event()
-
-    def produce() -> Iterator[int]:
-        release.wait(600)
-        yield 1
-
-    with Prefetcher(produce(), 1) as items:
-        assert items.wait_seconds == 0.0
-        release.set()
-        next(items)
-        assert items.wait_seconds > 0.0
 
 
 def test_a_depth_below_one_is_refused():

@@ -27,7 +27,6 @@ def test_the_first_signal_is_a_flag_and_the_handlers_come_back() -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGUSR1)  # a launcher forwards what it got itself
         request = preemption.ask()
-        assert request is not None
         assert preemption.asked == request.code == signal.SIGUSR1
         assert preemption.ask() is preemption.request is request
     assert signal.getsignal(signal.SIGUSR1) == before
@@ -71,7 +70,6 @@ def test_the_exit_code_says_whether_to_run_it_again(number: int, code: int, said
     else:
         preemption.received = number
     request = preemption.ask()
-    assert request is not None
     stopped = Preempted(request, 3)
     assert (stopped.exit_code, str(stopped)) == (code, said)
 

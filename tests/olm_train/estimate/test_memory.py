@@ -29,63 +29,26 @@ from olm_train.parallel.config import ContextParallelConfig, DataParallelConfig
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
-SHAPES = {
-    "grouped": {"d_model": 64, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2},
+SMALL: dict[str, Any] = {"d_model": 64, "n_layers": 2, "n_heads": 4}
+SHAPES: dict[str, dict[str, Any]] = {
+    "grouped": SMALL | {"n_layers": 3, "n_kv_heads": 2},
     "tied": {"d_model": 96, "n_layers": 2, "n_heads": 3, "head": {"tied": True}},
-    "gpt2": {
-        "d_model": 64,
-        "n_layers": 2,
-        "n_heads": 4,
-        "norm": "layer_norm",
-        "attention": {"bias": "all"},
+    "gpt2": SMALL | {
+        "norm": "layer_norm", "attention": {"bias": "all"},
         "feed_forward": {"bias": True, "name": "gelu"},
         "positions": {"name": "learned", "max_positions": 192},
     },
-    "olmo2": {
-        "d_model": 64,
-        "n_layers": 2,
-        "n_heads": 4,
-        "block": "reordered_norm",
-        "attention": {"qk_norm": "full"},
-    },
-    "qwen3": {
-        "d_model": 64,
-        "n_layers": 2,
-        "n_heads": 4,
-        "n_kv_heads": 1,
-        "attention": {"qk_norm": "head"},
-    },
-    "gemma3": {"d_model": 64, "n_layers": 2, "n_heads": 4, "block": "peri_norm"},
-    "gemma2": {
-        "d_model": 64,
-        "n_layers": 2,
-        "n_heads": 4,
-        "n_kv_heads": 2,
-        "block": "peri_norm",
-        "attention": {"softcap": 50.0},
-    },
-    "wide": {
-        "d_model": 32,
-        "n_layers": 2,
-        "n_heads": 2,
-        "head_dim": 32,
-        "feed_forward": {"hidden_size": 320},
-    },
-    "experts": {
-        "d_model": 64,
-        "n_layers": 3,
-        "n_heads": 4,
-        "feed_forward": {
-            "name": "moe",
-            "n_experts": 8,
-            "top_k": 3,
-            "hidden_size": 40,
-            "shared_hidden_size": 48,
-            "first_dense": 1,
-            "dense_hidden_size": 96,
-        },
-    },
-}
+    "olmo2": SMALL | {"block": "reordered_norm", "attention": {"qk_norm": "full"}},
+    "qwen3": SMALL | {"n_kv_heads": 1, "attention": {"qk_norm": "head"}},
+    "gemma3": SMALL | {"block": "peri_norm"},
+    "gemma2": SMALL | {"n_kv_heads": 2, "block": "peri_norm", "attention": {"softcap": 50.0}},
+    "wide": SMALL | {"d_model": 32, "n_heads": 2, "head_dim": 32,
+                     "feed_forward": {"hidden_size": 320}},
+    "experts": SMALL | {"n_layers": 3, "feed_forward": {
+        "name": "moe", "n_experts": 8, "top_k": 3, "hidden_size": 40, "shared_hidden_size": 48,
+        "first_dense": 1, "dense_hidden_size": 96,
+    }},
+}  # fmt: skip
 OPTIMISERS = [AdamWConfig(), AdamConfig(), LionConfig(), MuonConfig(), DionConfig()]
 
 
@@ -246,11 +209,7 @@ _GROUPED = TrainingTensors.count(decoder("grouped"), AdamWConfig())
 
 
 def test_each_mode_of_activation_checkpointing_keeps_less() -> None:
-    modes: list[dict[str, Any]] = [
-        {"mode": "none"},
-        {"mode": "selected_ops"},
-        {"mode": "full"},
-    ]
+    modes: list[dict[str, Any]] = [{"mode": "none"}, {"mode": "selected_ops"}, {"mode": "full"}]
     sizes = []
     for options in modes:
         module = TransformerTrainModuleConfig(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from support.distributed import run_ranks
 from support.traffic_ranks import LAYOUTS, sent
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, int]]:
-    folder: Path = tmp_path_factory.mktemp("traffic")
-    ranks: list[dict[str, tuple[int, int]]] = run_ranks(sent, 4, str(folder))
+def found() -> dict[str, tuple[int, int]]:
+    ranks = run_ranks(sent, 4)
     return {name: max(rank[name] for rank in ranks) for name in LAYOUTS}
 
 

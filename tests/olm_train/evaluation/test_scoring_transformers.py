@@ -30,7 +30,6 @@ def compare(eval_set: EvalSet, length: int, rows: int = 3) -> dict[str, np.ndarr
     lost = np.maximum(r.ends - r.starts - 1 - length, 0)
     cut = set(np.flatnonzero(r.context - lost < 1).tolist())
     scores = TaskRequests(eval_set, length, rows * length).measure(losses_of(model))
-    assert scores is not None
     expected = plain_scores(eval_set, log_p, cut)
     assert scores.values.keys() == expected.keys()
     for name, each in expected.items():

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.attention_loop import (
-    ROWS,
-)
+from support.attention_loop import ROWS
 from support.batches import make_batch
 
 from olm_data.errors import UsageError
-from olm_train.model.attention import (
-    attention_backend,
-)
+from olm_train.model.attention import attention_backend
 from olm_train.model.attention_backend import Use
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.attention_loop import (
-    ROWS,
-    cpu_backends,
-    inputs,
-    layout_of,
-    varlen_loop,
-)
+from support.attention_loop import ROWS, cpu_backends, inputs, layout_of, varlen_loop
 from support.batches import make_batch
 
-from olm_train.model.attention import (
-    attention_backend,
-)
+from olm_train.model.attention import attention_backend
 from olm_train.model.attention_backend import DocumentLayout, Scores
 
 CPU = torch.device("cpu")

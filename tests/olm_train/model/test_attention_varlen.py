@@ -11,28 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.attention_loop import (
-    ROWS,
-    forward_backward,
-    inputs,
-    layout_of,
-    varlen_loop,
-)
+from support.attention_loop import ROWS, forward_backward, inputs, layout_of, varlen_loop
 from support.batches import make_batch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from olm_data.errors import UsageError
-from olm_train.model.attention import (
-    ATTENTION_BACKENDS,
-    attention_backend,
-)
-from olm_train.model.attention_backend import (
-    AttentionBackend,
-    DocumentLayout,
-    Queries,
-    Scores,
-    Use,
-)
+from olm_train.model.attention import ATTENTION_BACKENDS, attention_backend
+from olm_train.model.attention_backend import AttentionBackend, DocumentLayout, Queries, Scores, Use
 from olm_train.model.attention_varlen import (
     Offsets,
     flash_kernel,
@@ -95,12 +80,7 @@ KERNELS = {
 
 @pytest.mark.parametrize(
     ("kv_heads", "window", "scores"),
-    [
-        (4, None, Scores()),
-        (2, 7, Scores()),
-        (2, None, Scores(0.4)),
-        (4, 7, Scores(None, 0.7)),
-    ],
+    [(4, None, Scores()), (2, 7, Scores()), (2, None, Scores(0.4)), (4, 7, Scores(None, 0.7))],
 )
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_are_given_what_makes_them_agree_with_sdpa(
@@ -134,7 +114,6 @@ def test_the_installed_varlen_attn_takes_what_it_is_given_forward_and_backward(
         assert (out.shape, out.dtype) == (q.shape, torch.bfloat16)
         out.sum().backward()
     for leaf in (q, k, v):
-        assert leaf.grad is not None
         assert leaf.grad.shape == leaf.shape
 
 
@@ -247,7 +226,6 @@ def test_a_part_of_the_queries_sees_the_keys_that_they_see_together(
     leaves = [x.requires_grad_(backend != "flex") for x in inputs(kv_heads)]
     expected = whole.attend(*leaves, whole.prepare(layout._replace(window=window)), Scores())
     q, k, v = (x.flatten(0, 1) for x in leaves)
-    assert layout.doc_start is not None
     begins = (layout.doc_start + 64 * torch.arange(3)[:, None]).flatten()
     found = torch.empty_like(q)
     size = 192 // sum(map(len, chunks))

@@ -12,7 +12,7 @@ from olm_train.model.decoder import Decoder
 from olm_train.model.part import Params
 from olm_train.model.rope import PositionInterpolation
 
-LEARNED = GPT2["positions"]
+WINDOWED = {"attention": {"sliding_window": (4,)}}
 TABLES = ("embeddings.weight", "lm_head.weight")
 
 
@@ -28,6 +28,10 @@ def test_stated_parameter_counts_are_the_models(change: dict[str, Any]) -> None:
     assert sum(sizes.values()) - pads == config.num_params
     matrices = [p.numel() for p in model.blocks.parameters() if p.ndim > 1]
     assert sum(matrices) == Params.of(model.blocks).matrices
+
+
+def with_learned(**positions: Any) -> dict[str, Any]:
+    return GPT2 | {"positions": GPT2["positions"] | positions}
 
 
 @pytest.mark.parametrize(
@@ -49,26 +53,13 @@ def test_stated_parameter_counts_are_the_models(change: dict[str, Any]) -> None:
         ({"attention": {"sliding_window": (4, 0)}}, "sliding_window"),
         ({"positions": "learned"}, "max_positions"),
         ({"positions": {"max_positions": 64}}, "max_positions"),
-        (GPT2 | {"positions": LEARNED | {"no_rope_layer_interval": 4}}, "no_rope_layer_interval"),
-        (
-            GPT2 | {"positions": LEARNED | {"scaling": PositionInterpolation(factor=2)}},
-            "positions.scaling",
-        ),
+        (with_learned(no_rope_layer_interval=4), "no_rope_layer_interval"),
+        (with_learned(scaling=PositionInterpolation(factor=2)), "positions.scaling"),
+        (with_learned(theta_windowed=9.0) | WINDOWED, "theta_windowed"),
         ({"positions": {"scaling_windowed": False}}, "scaling_windowed"),
         ({"positions": {"theta": 1.0}}, "theta"),
         ({"positions": {"theta_windowed": 100.0}}, "theta_windowed"),
-        (
-            {"positions": {"theta_windowed": 1.0}, "attention": {"sliding_window": (4,)}},
-            "theta_windowed",
-        ),
-        (
-            GPT2
-            | {
-                "positions": LEARNED | {"theta_windowed": 9.0},
-                "attention": {"sliding_window": (4,)},
-            },
-            "theta_windowed",
-        ),
+        ({"positions": {"theta_windowed": 1.0}} | WINDOWED, "theta_windowed"),
         ({"norm": {"name": "layer_norm", "zero_centred": True}}, "norm.zero_centred"),
         ({"attention": {"softcap": 0.0}}, "attention.softcap"),
         ({"attention": {"query_pre_attn_scalar": 0.0}}, "query_pre_attn_scalar"),

@@ -78,11 +78,9 @@ def test_values_and_gradients_are_those_of_a_loop_over_experts(kind: str) -> Non
 
 def test_an_expert_without_a_token_gets_a_gradient_of_zero() -> None:
     module = layer()
-    assert module.router.bias is not None
     module.router.bias[2:4] = -10.0
     module(states(4, 5)).sum().backward()
     for parameter in module.experts.parameters():
-        assert parameter.grad is not None
         alive = parameter.grad.flatten(1).abs().sum(1) > 0
         assert alive.tolist() == [True, True, False, False, True, True]
 

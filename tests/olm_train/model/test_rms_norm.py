@@ -76,7 +76,6 @@ def test_a_row_of_zeros_stays_one() -> None:
     x = torch.zeros(2, 4, dtype=torch.bfloat16, requires_grad=True)
     out = rms_norm_on_cpu(x, torch.ones(4, dtype=torch.bfloat16), EPS)
     out.sum().backward()
-    assert x.grad is not None
     assert not out.any()
     assert x.grad.isfinite().all()
 

@@ -131,7 +131,6 @@ def test_a_rotation_and_its_gradient_are_the_products_with_a_complex_number(
     for found, given_, by in ((rotated, x, turn), (x.grad, grad, turn.conj())):
         first, second = given_.detach().double().chunk(2, -1)
         expected = torch.complex(first, second) * by
-        assert found is not None
         rounding = 0.0 if dtype is torch.float32 else 2.0**-8
         both = torch.cat((expected.real, expected.imag), -1)
         torch.testing.assert_close(found.double(), both, rtol=rounding, atol=1e-6)

@@ -97,10 +97,7 @@ def test_t3_nothing_is_drawn_before_a_load(tiny_mixture: Path, tmp_path: Path) -
     def begin(folder: str, *more: str, stop: int = 2) -> int:
         def draw() -> None:
             nonlocal trainer
-            trainer = build_trainer(
-                tiny_mixture, tmp_path / folder, "--trainer.callbacks.lm_evaluator.enabled=false",
-                f"--trainer.hard_stop={{value: {stop}, unit: steps}}", *more,
-            )  # fmt: skip
+            trainer = build_trainer(tiny_mixture, tmp_path / folder, *more, quiet=True, stop=stop)
             trainer.restore()
 
         return counted(draw)

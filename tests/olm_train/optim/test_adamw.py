@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,7 +11,9 @@ from olm_data.errors import UsageError
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
-from olm_train.optim.adamw import AdamWConfig
+from olm_train.optim.adamw import AdamWConfig, SkipStepAdamWConfig
+from olm_train.optim.dion import DionConfig
+from olm_train.optim.muon import MuonConfig
 
 CONFIG = DecoderConfig(vocab_size=50, d_model=32, n_layers=1, n_heads=4)
 
@@ -71,16 +75,13 @@ def test_state_made_in_advance_steps_like_torchs_own() -> None:
     assert all(torch.equal(ours[name], parameter) for name, parameter in parameters.items())
 
 
-@pytest.mark.parametrize("option", ["weight_decay", "lr", "eps", "betas", "decay_embeddings"])
-def test_each_option_has_an_effect(option: str) -> None:
-    value = {
-        "weight_decay": 0.5,
-        "lr": 1e-3,
-        "eps": 1e-2,
-        "betas": (0.8, 0.9),
-        "decay_embeddings": True,
-    }
-    plain, changed = stepped(), stepped(**{option: value[option]})
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("weight_decay", 0.5), ("lr", 1e-3), ("eps", 1e-2), ("betas", (0.8, 0.9)),
+     ("decay_embeddings", True)],
+)  # fmt: skip
+def test_each_option_has_an_effect(option: str, value: Any) -> None:
+    plain, changed = stepped(), stepped(**{option: value})
     differing = {name for name in plain if not torch.equal(plain[name], changed[name])}
     if option == "weight_decay":
         assert differing == {n for n, p in plain.items() if p.ndim == 2} - {"embeddings.weight"}
@@ -91,9 +92,23 @@ def test_each_option_has_an_effect(option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [("lr", -1.0), ("betas", (0.9, 1.0)), ("betas", (0.9,)), ("eps", 0.0), ("weight_decay", -0.1)],
-)
-def test_values_out_of_range_are_refused_by_name(option: str, value: object) -> None:
+    ("kind", "option", "value"),
+    [
+        *((AdamWConfig, option, value) for option, value in (
+            ("lr", -1.0), ("betas", (0.9, 1.0)), ("betas", (0.9,)), ("eps", 0.0),
+            ("weight_decay", -0.1),
+        )),
+        *((MuonConfig, option, value) for option, value in (
+            ("mu", 1.0), ("eps", 0.0), ("adjust_lr", "other"),
+        )),
+        *((DionConfig, option, value) for option, value in (
+            ("rank_fraction", 0.0), ("rank_fraction", 1.5), ("mu", 1.0),
+        )),
+        *((SkipStepAdamWConfig, option, value) for option, value in (
+            ("rolling_interval_length", 3), ("sigma_factor", 0.0), ("fused", False), ("lr", -1.0),
+        )),
+    ],
+)  # fmt: skip
+def test_values_out_of_range_are_refused_by_name(kind: Any, option: str, value: Any) -> None:
     with pytest.raises(UsageError, match=option):
-        AdamWConfig(**{option: value})  # type: ignore[arg-type]
+        kind(**{option: value})

@@ -105,11 +105,7 @@ def test_an_override_that_does_not_fit_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    ("opts", "message"),
-    [
-        ({"lr": -1}, "opts.lr is a number"),
-        ({"betas": "no"}, "opts.betas is"),
-    ],
+    ("opts", "message"), [({"lr": -1}, "opts.lr is a number"), ({"betas": "no"}, "opts.betas is")]
 )
 def test_an_option_out_of_range_is_refused(opts: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -128,8 +128,8 @@ def test_a_resumed_run_has_the_same_bits(name: str, tiny_mixture: Path, tmp_path
             tiny_mixture,
             tmp_path / folder,
             f"--train_module.optim={{name: {name}, dtype: bfloat16}}",
-            f"--trainer.hard_stop={{value: {steps}, unit: steps}}",
-            "--trainer.callbacks.lm_evaluator.enabled=false",
+            stop=steps,
+            quiet=True,
         )
         trainer.fit()
         state = trainer.train_module.state_dict()

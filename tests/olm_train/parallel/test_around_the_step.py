@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 from support.distributed import run_ranks
-from support.runs import build_trainer, group_world, metrics, same_bits, tensors
+from support.runs import build_trainer, group_world, same_bits, steps_of, tensors
 
 STRATEGIES = {
     "ddp": "{name: ddp}",
-    "fsdp": "{name: fsdp}",
     "fsdp, kept whole": "{name: fsdp, reshard_after_forward: false}",
     "hsdp": "{name: hsdp, num_replicas: 1}",
 }
@@ -43,10 +42,7 @@ def test_evaluations_checkpoints_checks_and_resumes_change_no_bit_of_the_steps(
         for stop in stops:
             stop_at = f"--trainer.hard_stop={{value: {stop}, unit: steps}}"
             run_ranks(_fit, 2, tiny_mixture, tmp_path / name, sharing, end, stop_at, *options)
-    quiet, busy = (
-        [line for line in metrics(tmp_path / name) if "eval" not in line]
-        for name in ("quiet", "busy")
-    )
+    quiet, busy = (steps_of(tmp_path / name) for name in ("quiet", "busy"))
     assert len(quiet) == 6
     assert quiet == busy
     ends = [

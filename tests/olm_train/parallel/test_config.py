@@ -12,7 +12,12 @@ from support.training import build
 from olm_data.config.convert import parse
 from olm_data.config.values import Values
 from olm_data.errors import UsageError
-from olm_train.parallel.config import DataParallelConfig, DataParallelType
+from olm_train.parallel.config import (
+    ContextParallelConfig,
+    DataParallelConfig,
+    DataParallelType,
+    TensorParallelConfig,
+)
 from olm_train.parallel.mesh import Mesh, divisors
 
 FSDP, HSDP, DDP = (getattr(DataParallelType, name) for name in ("fsdp", "hsdp", "ddp"))
@@ -62,6 +67,53 @@ def test_options_that_do_nothing_or_cannot_be_are_refused(
     with pytest.raises(UsageError) as refusal:
         DataParallelConfig(**options)
     assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("axis", "degree", "ranks", "said"),
+    [
+        *((axis, 3, 4, "degree 3 does not divide the 4 ranks") for axis in ("tp", "cp", "ep")),
+        *((axis, 2, 1, "degree 2 does not divide the 1 rank") for axis in ("cp", "ep")),
+        ("pp", 2, 3, "degree 2 does not divide the 3 ranks"),
+    ],
+)
+def test_degrees_that_do_not_divide_the_ranks_are_refused_with_those_that_do(
+    axis: str, degree: int, ranks: int, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said) as refusal:
+        DataParallelConfig().mesh(ranks, **{axis: degree})
+    assert refusal.value.where == f"train_module.{axis}_config.degree"
+    assert degree != 3 or "2 or 4" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "axis", "degree", "said"),
+    [
+        ({"name": HSDP, "num_replicas": 2}, "ep", 4, "degree 4 does not divide the 2 ranks"),
+        *(({"name": DDP}, axis, 2, "set it to fsdp or hsdp") for axis in ("tp", "ep")),
+        ({"name": HSDP, "num_replicas": 3}, "tp", 1, "(?s)num_replicas 3 .* 4 ranks.*1, 2, 4"),
+        (
+            {"name": HSDP, "num_replicas": 4, "shard_degree": 4}, "tp", 1,
+            "shard_degree 4 does not divide the 1 rank that num_replicas 4 leaves",
+        ),
+        ({"reshard_after_forward": 3}, "tp", 1, "forward 3 does not divide the 4 ranks"),
+        *(({"reshard_after_forward": 2}, axis, 2, "true or false") for axis in ("tp", "ep")),
+    ],
+)  # fmt: skip
+def test_ways_to_share_that_four_ranks_cannot_have_are_refused(
+    options: dict[str, Any], axis: str, degree: int, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        DataParallelConfig(**options).mesh(4, **{axis: degree})
+
+
+@pytest.mark.parametrize("kind", [ContextParallelConfig, TensorParallelConfig])
+def test_tokens_that_ranks_cannot_have_in_equal_parts_are_refused(kind: Any) -> None:
+    axis = {ContextParallelConfig: "cp", TensorParallelConfig: "tp"}[kind]
+    with pytest.raises(UsageError, match=r"3 ranks cannot have as many tokens each") as refusal:
+        build(rank_microbatch_size=32, **{f"{axis}_config": kind(degree=3)})
+    assert refusal.value.where == f"train_module.{axis}_config.degree"
+    assert "30 or 33" in str(refusal.value)
 
 
 @pytest.mark.parametrize("value", [True, False, 4])

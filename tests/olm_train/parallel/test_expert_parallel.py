@@ -1,4 +1,4 @@
-"""Experts dealt to ranks: what layouts of test_parity.py do not ask of them.
+"""Experts dealt to ranks, or whole on each: what layouts of test_parity.py do not ask of them.
 
 All checks of two ranks run in one launch, those of four in another (support/dealt_ranks.py).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -21,26 +22,13 @@ from support.dealt_ranks import (
     to_one_expert,
 )
 from support.distributed import run_ranks
-from support.expert_ranks import BALANCES, of_experts
-from support.training import (
-    MODEL,
-    ROWS,
-    Run,
-    assert_alike,
-    build,
-    digest,
-    three_steps,
-    train,
-)
+from support.expert_ranks import BALANCES, MUON, of_experts
+from support.training import MODEL, ROWS, Run, assert_alike, build, digest, two_steps
 
 from olm_data.errors import UsageError
 from olm_train.estimate.memory import memory_of_step
 from olm_train.model.decoder import build_decoder
-from olm_train.parallel.config import (
-    DataParallelConfig,
-    DataParallelType,
-    ExpertParallelConfig,
-)
+from olm_train.parallel.config import ExpertParallelConfig
 from olm_train.parallel.expert import require_dealable
 from olm_train.parallel.mesh import Mesh
 
@@ -53,13 +41,12 @@ QUICK = ["muon", "limit"]
 
 @pytest.fixture(scope="module")
 def single() -> Run:
-    return three_steps(build(model=of_experts()), [ROWS])
+    return two_steps(build(model=of_experts()), [ROWS])
 
 
 @pytest.fixture(scope="module")
 def four() -> Ranks:
-    found: Ranks = run_ranks(four_checks, 4)
-    return found
+    return run_ranks(four_checks, 4)
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
@@ -78,20 +65,26 @@ def test_copies_of_ranks_follow_one_rank(single: Run, ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("balance", BALANCES)
 def test_a_balance_that_no_cut_changes_is_that_of_one_rank(balance: str, ranks: Ranks) -> None:
-    alone = three_steps(build(model=of_experts(**BALANCES[balance])), [ROWS])
+    alone = two_steps(build(model=of_experts(**BALANCES[balance])), [ROWS])
+    for rank, way in product(ranks, ("dealt", "whole")):
+        assert_alike(rank["balances"][balance, way], alone, way)
+
+
+def test_fewer_experts_than_ranks_train_as_on_one(ranks: Ranks) -> None:
+    alone = build(model=of_experts(n_experts=len(ranks) - 1, top_k=1))
+    expected = two_steps(alone, [ROWS])
     for rank in ranks:
-        assert_alike(rank["balances"][balance], alone)
+        assert_alike(rank["few"], expected)
 
 
 def test_one_expert_a_rank(ranks: Ranks) -> None:
-    alone = three_steps(build(model=of_experts(n_experts=len(ranks), top_k=1)), [ROWS])
+    alone = two_steps(build(model=of_experts(n_experts=len(ranks), top_k=1)), [ROWS])
     for rank in ranks:
         assert_alike(rank["one each"], alone)
 
 
 def test_ranks_that_get_no_token(ranks: Ranks) -> None:
-    alone = three_steps(to_one_expert(build(model=of_experts(top_k=1))), [ROWS])
-    assert alone.counts is not None
+    alone = two_steps(to_one_expert(build(model=of_experts(top_k=1))), [ROWS])
     assert alone.counts[:, 1:].sum() == 0
     for rank in ranks:
         assert_alike(rank["one for all"], alone)
@@ -108,7 +101,7 @@ def test_a_gradient_may_lie_column_by_column(ranks: Ranks) -> None:
 def test_a_capacity_drops_what_it_drops_where_each_rank_has_all_experts(ranks: Ranks) -> None:
     for rank in ranks:
         found, expected = rank["capacity"]
-        assert expected.metrics["experts/dropped 3"] > 0
+        assert expected.metrics["experts/dropped 2"] > 0
         assert_alike(found, expected)
 
 
@@ -122,7 +115,8 @@ def test_every_optimizer_takes_the_steps_of_one_rank(ranks: Ranks) -> None:
     names = [key[1] for key in ranks[0] if key[0] == "optim"]
     assert {*names} >= {*QUICK}
     for name in names:
-        alone = three_steps(build(model=of_experts(), optim=OPTIMS[name]), [ROWS])
+        optim = OPTIMS.get(name, MUON)  # ways to share whole experts are with Muon
+        alone = two_steps(build(model=of_experts(), optim=optim), [ROWS])
         for rank in ranks:
             run = rank["optim", name]
             assert run.losses == pytest.approx(alone.losses, rel=1e-4), name
@@ -132,7 +126,7 @@ def test_every_optimizer_takes_the_steps_of_one_rank(ranks: Ranks) -> None:
 
 
 def test_bfloat16_stays_near_one_rank(ranks: Ranks) -> None:
-    alone = three_steps(build(model=of_experts(), param_dtype="bfloat16"), [ROWS])
+    alone = two_steps(build(model=of_experts(), param_dtype="bfloat16"), [ROWS])
     for rank in ranks:
         assert rank["bfloat16"].initial == alone.initial
         assert rank["bfloat16"].losses == pytest.approx(alone.losses, rel=5e-3)
@@ -185,7 +179,7 @@ def test_tokens_are_exchanged_twice_forward_and_twice_back(ranks: Ranks) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("degree", [2, 4])
 def test_ranks_that_share_rows_follow_one_rank(degree: int, four: Ranks) -> None:
-    expected = three_steps(build(model=of_experts(n_experts=8)), [ROWS])
+    expected = two_steps(build(model=of_experts(n_experts=8)), [ROWS])
     for rank in four:
         assert_alike(rank["context", degree], expected)
 
@@ -198,7 +192,7 @@ def test_weights_in_the_memory_of_the_host_follow_one_rank(single: Run, four: Ra
 
 @pytest.mark.slow
 def test_copies_of_dealt_and_cut_experts_follow_one_rank(single: Run) -> None:
-    muon = train(build(model=of_experts(), optim=OPTIMS["muon"]), [ROWS])
+    muon = two_steps(build(model=of_experts(), optim=MUON), [ROWS])
     for rank in run_ranks(eight_checks, 8):
         assert_alike(rank["hsdp"], single)
         assert_alike(rank["context"], single)
@@ -207,36 +201,12 @@ def test_copies_of_dealt_and_cut_experts_follow_one_rank(single: Run) -> None:
 
 @pytest.mark.slow
 def test_compiled_blocks_follow_one_rank() -> None:
-    expected = three_steps(build(model=of_experts(), param_dtype="bfloat16"), [ROWS])
+    expected = two_steps(build(model=of_experts(), param_dtype="bfloat16"), [ROWS])
     for found in run_ranks(compiled_checks, 2):
         assert found.losses == pytest.approx(expected.losses, rel=5e-3)
 
 
 # ---- one process ---------------------------------------------------------------------------------
-
-
-def test_degrees_that_do_not_divide_are_refused_with_those_that_do() -> None:
-    config = DataParallelConfig()
-    with pytest.raises(UsageError, match="degree 3 does not divide the 4 ranks") as error:
-        config.mesh(4, ep=3)
-    assert "2 or 4" in str(error.value)
-    assert error.value.where == "train_module.ep_config.degree"
-    copies = DataParallelConfig(name=DataParallelType.hsdp, num_replicas=2)
-    with pytest.raises(UsageError, match="degree 4 does not divide the 2 ranks"):
-        copies.mesh(4, ep=4)
-    with pytest.raises(UsageError, match="degree 2 does not divide the 1 rank"):
-        config.mesh(1, ep=2)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"name": "ddp"}, "set it to fsdp or hsdp"), ({"reshard_after_forward": 2}, "true or false")],
-)
-def test_ways_to_share_that_deal_no_experts_are_refused(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        DataParallelConfig(**options).mesh(4, ep=2)
 
 
 @pytest.mark.parametrize(

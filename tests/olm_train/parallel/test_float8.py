@@ -158,8 +158,6 @@ def test_products_and_gradients_are_those_of_an_explicit_reference(recipe: str) 
     if exact:  # torchao rounds this scale to a power of two as well
         scale = torch.exp2((448 / weight.float().abs().max()).log2().floor())
         of_x = in_8_bits(given, e4m3, recipe) @ ((weight * scale).to(e4m3).float() / scale)
-    assert x.grad is not None
-    assert weight.grad is not None
     expected = (product(x, weight, e4m3).bfloat16() + bias, of_x, of_weight)
     for found, wanted in zip((out, x.grad, weight.grad), expected, strict=True):
         torch.testing.assert_close(found.float(), wanted.float(), rtol=8e-3, atol=1e-3)

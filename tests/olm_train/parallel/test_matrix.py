@@ -26,14 +26,17 @@ UNITS = MODEL.n_layers + 1
 """What FSDP2 gathers and reduces at a time: each block, and the rest."""
 
 
+Ranks = list[dict[Any, Any]]
+
+
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     return run_ranks(all_checks, 4, str(tmp_path_factory.mktemp("checkpoints")))
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_both_exchanges_of_hsdp_happen_at_the_last_micro_batch_only(
-    micro_batches: int, ranks: list[dict[Any, Any]]
+    micro_batches: int, ranks: Ranks
 ) -> None:
     traffic = ranks[0]["hsdp", "traffic", micro_batches]
     assert traffic["_reduce_scatter_base_"] == UNITS
@@ -45,18 +48,14 @@ def test_both_exchanges_of_hsdp_happen_at_the_last_micro_batch_only(
 
 
 @pytest.mark.parametrize("name", SAME_MATHS)
-def test_reshard_policy_prefetch_and_offload_change_no_bit(
-    name: str, ranks: list[dict[Any, Any]]
-) -> None:
+def test_reshard_policy_prefetch_and_offload_change_no_bit(name: str, ranks: Ranks) -> None:
     strategy, _ = SAME_MATHS[name]
     for rank in ranks:
         plain, run = rank[strategy], rank[name]
         assert run.bits == plain.bits
 
 
-def test_the_reshard_policy_decides_what_the_backward_pass_gathers(
-    ranks: list[dict[Any, Any]],
-) -> None:
+def test_the_reshard_policy_decides_what_the_backward_pass_gathers(ranks: Ranks) -> None:
     def gathers(key: Any) -> dict[str, int]:
         return {name: n for name, n in ranks[0][key].items() if "gather" in name}
 
@@ -70,9 +69,7 @@ def test_the_reshard_policy_decides_what_the_backward_pass_gathers(
     }
 
 
-def test_prefetch_asks_for_a_blocks_weights_before_the_one_in_front_computes(
-    ranks: list[dict[Any, Any]],
-) -> None:
+def test_prefetch_asks_for_a_blocks_weights_before_the_one_in_front_computes(ranks: Ranks) -> None:
     def asked_before(name: str) -> list[int]:
         """Gathers asked for before each block computes."""
         events = ranks[0][name, "asked"]
@@ -83,7 +80,7 @@ def test_prefetch_asks_for_a_blocks_weights_before_the_one_in_front_computes(
     assert asked_before("prefetch") == [3, 3]
 
 
-def test_a_replica_is_a_machine_unless_said_otherwise(ranks: list[dict[Any, Any]]) -> None:
+def test_a_replica_is_a_machine_unless_said_otherwise(ranks: Ranks) -> None:
     meshes = {
         "default": Mesh(dp_replicate=2, dp_shard=2),
         "four replicas": Mesh(dp_replicate=4),
@@ -100,9 +97,7 @@ def test_a_replica_is_a_machine_unless_said_otherwise(ranks: list[dict[Any, Any]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_torch_shards_sums_and_writes_as_the_mesh_says(
-    strategy: str, ranks: list[dict[Any, Any]]
-) -> None:
+def test_torch_shards_sums_and_writes_as_the_mesh_says(strategy: str, ranks: Ranks) -> None:
     mesh = DataParallelConfig(name=strategy, **STRATEGIES[strategy]).mesh(4, 2)
     found = [rank[strategy, "held"] for rank in ranks]
     for number, own in enumerate(found):
@@ -115,19 +110,7 @@ def test_torch_shards_sums_and_writes_as_the_mesh_says(
     assert {writer for _, writer in written} == {*range(4)}
 
 
-def test_degrees_that_do_not_fit_the_ranks_are_refused_with_those_that_do(
-    ranks: list[dict[Any, Any]],
-) -> None:
-    number, both, reshard = ranks[0]["refused"]
-    assert "num_replicas 3 does not divide the 4 ranks" in number
-    assert "one of 1, 2, 4" in number
-    assert "shard_degree 4 does not divide the 1 rank that num_replicas 4 leaves" in both
-    assert "reshard_after_forward 3 does not divide the 4 ranks" in reshard
-
-
-def test_a_rank_that_does_not_come_is_named_with_the_last_step_of_each(
-    ranks: list[dict[Any, Any]],
-) -> None:
+def test_a_rank_that_does_not_come_is_named_with_the_last_step_of_each(ranks: Ranks) -> None:
     for rank in (0, 1, 3):
         said = ranks[rank]["lost"]
         # The first to give up breaks the connections of those that still wait.

@@ -33,8 +33,8 @@ from support.training import (
     build,
     digest,
     micro_batches,
-    three_steps,
-    train,
+    two_steps,
+    watched,
 )
 
 from olm_data.errors import UsageError
@@ -43,11 +43,7 @@ from olm_train.estimate.memory import memory_of_step
 from olm_train.model.decoder import build_decoder
 from olm_train.model.loss_config import LossConfig
 from olm_train.model.shards import CUT_TENSORS
-from olm_train.parallel.config import (
-    ContextParallelConfig,
-    DataParallelConfig,
-    TensorParallelConfig,
-)
+from olm_train.parallel.config import ContextParallelConfig, TensorParallelConfig
 from olm_train.parallel.context import require_tokens_alone
 from olm_train.parallel.mesh import Mesh
 from olm_train.parallel.tensor import require_cuttable
@@ -60,15 +56,13 @@ QUICK = ["muon"]
 
 @pytest.fixture(scope="module")
 def four() -> Ranks:
-    found: Ranks = run_ranks(four_checks, 4)
-    return found
+    return run_ranks(four_checks, 4)
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def ranks(request: pytest.FixtureRequest) -> Ranks:
     if request.param == 4:
-        found: Ranks = request.getfixturevalue("four")
-        return found
+        return request.getfixturevalue("four")
     return run_ranks(all_checks, 2, SOME, QUICK)
 
 
@@ -76,7 +70,7 @@ def follow(ranks: Ranks, key: object, case: dict[str, Any]) -> None:
     options, _, parts = options_of(**case)
     module = build(**options)
     share = [ROWS] if parts == 1 else [1, ROWS - 1]
-    expected = three_steps(module, share)
+    expected = two_steps(module, share)
     batches = [make_batch([LENGTHS[row]], vocab_size=8, seed=row) for row in range(4)]
     for number, rank in enumerate(ranks):
         run, evaluated = rank[key]
@@ -112,7 +106,7 @@ def test_every_optimizer_takes_the_steps_of_one_rank(ranks: Ranks) -> None:
     names = [key[1] for key in ranks[0] if key[0] == "optim"]
     assert {*names} >= {*QUICK}
     for name in names:
-        expected = train(build(model=TWO["experts"]["model"], optim=OPTIMS[name]), [ROWS])
+        expected = two_steps(build(model=TWO["experts"]["model"], optim=OPTIMS[name]), [ROWS])
         for rank in ranks:
             run = rank["optim", name]
             assert run.losses == pytest.approx(
@@ -122,7 +116,7 @@ def test_every_optimizer_takes_the_steps_of_one_rank(ranks: Ranks) -> None:
 
 
 def test_weights_after_muon_are_those_of_one_rank(ranks: Ranks) -> None:
-    expected = train(build(model=TWO["experts"]["model"], optim=MUON), [ROWS])
+    expected = two_steps(build(model=TWO["experts"]["model"], optim=MUON), [ROWS])
     for name, weight in expected.weights.items():
         found = ranks[0]["optim", "muon"].weights[name]
         torch.testing.assert_close(found, weight, rtol=1e-3, atol=2e-4)
@@ -134,14 +128,14 @@ def test_different_rows_on_ranks_that_share_them_are_refused(ranks: Ranks) -> No
 
 
 def test_losses_of_labels_are_shown_as_on_one_rank(ranks: Ranks) -> None:
-    module, seen = build(model=BASE), list[torch.Tensor]()
-    module.watch_losses = lambda batch, by_label: seen.append(by_label.view_as(batch.labels))
-    module.train_step(micro_batches(1, [ROWS], World()), 1, 6)
+    ((_, labels, losses),) = watched(build(model=BASE), micro_batches(1, [ROWS], World()))
+    expected = losses.view_as(labels)
     for number, rank in enumerate(ranks):
         readers = len(ranks) // 2
         share = ROWS // readers
         first = number // 2 * share
-        torch.testing.assert_close(rank["seen"][0], seen[0][first : first + share])
+        ((_, labels, losses),) = rank["seen"]
+        torch.testing.assert_close(losses.view_as(labels), expected[first : first + share])
 
 
 def test_memory_is_counted_as_it_is_held(ranks: Ranks) -> None:
@@ -167,34 +161,12 @@ def test_memory_is_counted_as_it_is_held(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 def test_compiled_blocks_follow_one_rank() -> None:
-    expected = train(build(model=BASE), [ROWS], steps=[1, 2]).losses
+    expected = two_steps(build(model=BASE), [ROWS]).losses
     for found in run_ranks(compiled_checks, 2):
         assert found == pytest.approx(expected, rel=1e-5)
 
 
 # ---- one process ---------------------------------------------------------------------------------
-
-
-def test_degrees_that_do_not_divide_the_ranks_are_refused_with_those_that_do() -> None:
-    config = DataParallelConfig()
-    with pytest.raises(UsageError, match="degree 3 does not divide the 4 ranks") as error:
-        config.mesh(4, tp=3)
-    assert "2 or 4" in str(error.value)
-    assert error.value.where == "train_module.tp_config.degree"
-    with pytest.raises(UsageError, match="3 ranks cannot have as many tokens each") as error:
-        build(rank_microbatch_size=32, tp_config=TensorParallelConfig(degree=3))
-    assert error.value.where == "train_module.tp_config.degree"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"name": "ddp"}, "set it to fsdp or hsdp"), ({"reshard_after_forward": 2}, "true or false")],
-)
-def test_ways_to_share_that_cut_no_matrices_are_refused(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        DataParallelConfig(**options).mesh(4, tp=2)
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,7 @@ def test_it_names_the_fields_that_differ_from_a_run(
         "trainer.hard_stop: {'value': 1, 'unit': 'steps'} -> None",
     ]
     checkpoint = next(folder.glob("step*"))  # saved with each checkpoint too
-    same = [
-        f"--diff={checkpoint}",
-        "--seed=7",
-        "--trainer.hard_stop={value: 1, unit: steps}",
-    ]
+    same = [f"--diff={checkpoint}", "--seed=7", "--trainer.hard_stop={value: 1, unit: steps}"]
     assert print_config([str(config), *same]) == 0
     assert capsys.readouterr().out == "no difference\n"
 

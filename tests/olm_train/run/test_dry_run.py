@@ -66,7 +66,6 @@ def test_days_follow_from_flops_ranks_and_the_stated_mfu(
     config = resolved(tiny_mixture, tmp_path)
     text = describe(config, 4, DryRunPlan(gpu=GPUS["h200"], mfu=0.25))
     found = re.search(r"on 4 x h200 at 25% of their peak.*: ([\d,]+) tokens a second", text)
-    assert found is not None
     flops = num_flops_per_token(config.model, pairs_per_token=(32 + 1) / 2)
     rate = int(found[1].replace(",", ""))
     assert rate == pytest.approx(4 * 0.25 * GPUS["h200"].peak_flops / flops, rel=1e-2)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from click.testing import CliRunner
-from support.runs import build_trainer, config_values, metrics, run, run_until, same_bits, tensors
+from support.runs import build_trainer, config_values, metrics, same_bits, steps_of, tensors
 
 from olm_data.config.values import Values
 from olm_train.checkpoint.load import open_checkpoint
@@ -27,23 +25,10 @@ OPTIONS = (
 )
 
 
-def written(lock: Path, folder: Path) -> Path:
-    values = Values(config_values(lock, folder / "run"))
-    for option in (*OPTIONS, stop(12)):
-        values.override(option)
-    file = folder / "train.yaml"
-    file.write_text(yaml.safe_dump(values.data))
-    return file
-
-
-def stop(steps: int) -> str:
-    return f"--trainer.hard_stop={{value: {steps}, unit: steps}}"
-
-
 @pytest.fixture(scope="module")
 def whole(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("experts")
-    build_trainer(tiny_mixture, folder / "run", *OPTIONS, stop(12)).fit()
+    build_trainer(tiny_mixture, folder / "run", *OPTIONS, stop=12).fit()
     return folder / "run"
 
 
@@ -57,10 +42,7 @@ def test_metrics_say_who_got_the_tokens(whole: Path) -> None:
 
 
 def assert_the_same(lock: Path, run: Path, whole: Path) -> None:
-    one, other = (
-        [line for line in metrics(folder) if "eval" not in line]  # there is one where a run ends
-        for folder in (run, whole)
-    )
+    one, other = (steps_of(folder) for folder in (run, whole))
     assert one == other
     ours, theirs = (
         tensors(lambda: build_trainer(lock, run, *OPTIONS), folder / LAST)
@@ -74,19 +56,7 @@ def test_stopped_it_goes_on_with_the_same_bits(
     whole: Path, tiny_mixture: Path, tmp_path: Path
 ) -> None:
     for steps in (6, 12):
-        build_trainer(tiny_mixture, tmp_path / "run", *OPTIONS, stop(steps)).fit()
-    assert_the_same(tiny_mixture, tmp_path / "run", whole)
-
-
-@pytest.mark.slow
-def test_killed_it_goes_on_with_the_same_bits(
-    whole: Path, tiny_mixture: Path, tmp_path: Path
-) -> None:
-    config = written(tiny_mixture, tmp_path)
-    code, _ = run_until("step  8/", signal.SIGKILL, config)
-    assert code == -signal.SIGKILL
-    result = run(config)
-    assert result.returncode == 0, result.stderr
+        build_trainer(tiny_mixture, tmp_path / "run", *OPTIONS, stop=steps).fit()
     assert_the_same(tiny_mixture, tmp_path / "run", whole)
 
 
@@ -94,7 +64,6 @@ def test_weights_and_averages_have_the_biases_and_write_text(whole: Path, tmp_pa
     checkpoint = open_checkpoint(whole / LAST, World())
     model = evaluation_model(checkpoint)
     bias = model.blocks[0].feed_forward.router.bias
-    assert bias is not None
     assert bias.abs().max() > 0
     average = evaluation_model(open_checkpoint(whole / f"{LAST}-ema", World()))
     assert average.blocks[0].feed_forward.router.bias.abs().max() > 0

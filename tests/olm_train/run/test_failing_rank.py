@@ -27,8 +27,7 @@ class Fails(Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("met", [True, False])
+@pytest.mark.parametrize(("rank", "met"), [(0, True), (1, True), (1, False)])
 def test_an_error_of_any_rank_is_printed_once(
     tiny_mixture: Path, tmp_path: Path, rank: int, met: bool
 ) -> None:

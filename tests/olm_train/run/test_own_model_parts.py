@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from click.testing import CliRunner
-from support.own_parts import Squared, SquaredReLU
+from support.own_parts import Squared, SquaredReLU, assert_trusted_alone
 from support.runs import config_values
 
 from olm_data.config.convert import parse
@@ -22,9 +21,7 @@ from olm_train.distributed.world import World
 from olm_train.duration import Duration
 from olm_train.estimate.flops import num_flops_per_token
 from olm_train.estimate.memory import block_bytes
-from olm_train.extensions.generate.command import main as generate
 from olm_train.extensions.hf.table import family_of_config
-from olm_train.extensions.hf_export.command import main as export
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
@@ -64,15 +61,7 @@ def test_a_fourth_feed_forward_trains_is_saved_and_resumed(
     run = tmp_path / "run"
     saved = json.loads((run / "config.json").read_text())
     assert saved["model"]["feed_forward"] == FOURTH
-    # who has only the checkpoint has to trust it
-    for command, rest in (
-        (generate, ["--max-new-tokens", "2"]),
-        (export, ["--output", str(tmp_path / "e")]),
-    ):
-        refused = CliRunner().invoke(command, [str(run), *rest])
-        assert (refused.exit_code, "--trust" in refused.output) == (4, True), refused.output
-        done = CliRunner().invoke(command, [str(run), *rest, "--trust"])
-        assert done.exit_code == 0, done.output
+    assert_trusted_alone(run, tmp_path / "e")
     with pytest.raises(InputError, match="SquaredReLU"):
         load_saved(tmp_path / "e")
     found = load_saved(tmp_path / "e", classes=[SquaredReLU])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from support.installed import install
 from support.own_parts import (
     CountingCallback,
@@ -18,6 +17,7 @@ from support.own_parts import (
     ScaledDecoder,
     SpikyLoss,
     StairsConfig,
+    assert_trusted_alone,
 )
 from support.runs import config_values
 
@@ -25,8 +25,6 @@ from olm_data.config.schema import check_names
 from olm_data.config.values import Values
 from olm_data.errors import UsageError
 from olm_train.distributed.world import World
-from olm_train.extensions.generate.command import main as generate
-from olm_train.extensions.hf_export.command import main as export
 from olm_train.model.load import load_saved
 from olm_train.run.command import SCHEMA
 from olm_train.run.config import RunConfig, config_diff
@@ -102,37 +100,28 @@ def test_a_resume_goes_on_with_the_same_parts_to_the_same_bits(
     assert saved["train_module"]["loss"] == {"name": OWN + "SpikyLoss", "factor": 2.0}
     assert saved["train_module"]["optim"]["name"] == OWN + "PlainSGDConfig"
     assert saved["trainer"]["callbacks"]["counting"]["name"] == OWN + "CountingCallback"
-    # who has only the checkpoint has to trust it
-    for command, rest in (
-        (generate, ["--max-new-tokens", "2"]),
-        (export, ["--output", str(tmp_path / "e")]),
-    ):
-        arguments = [str(tmp_path / "b/run"), *rest]
-        refused = CliRunner().invoke(command, arguments)
-        assert (refused.exit_code, "--trust" in refused.output) == (4, True), refused.output
-        done = CliRunner().invoke(command, [*arguments, "--trust"])
-        assert done.exit_code == 0, done.output
+    assert_trusted_alone(tmp_path / "b/run", tmp_path / "e")
     found = load_saved(tmp_path / "e", classes=[ScaledDecoder, ScaledConfig])
     assert isinstance(found, tuple)
     assert isinstance(found[0], ScaledDecoder)
 
 
-@pytest.mark.slow  # 20 s: eight runs
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"train_module__loss": {"name": "auto"}},
-        {"model__scale": 1.0},
-        {"train_module__scheduler": {"name": "constant"}},
-        {"train_module__optim": {"name": "adamw", "lr": 0.1}},
-    ],
-)
-def test_each_part_has_its_effect(tiny_mixture: Path, tmp_path: Path, change: Any) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    train(write(tiny_mixture, tmp_path / "a", train_module__max_grad_norm=None), 4)
-    train(write(tiny_mixture, tmp_path / "b", train_module__max_grad_norm=None, **change), 4)
-    assert losses(tmp_path / "a/run") != losses(tmp_path / "b/run")
+def three_losses(mixture: Path, folder: Path, **changes: Any) -> list[float]:
+    folder.mkdir()
+    train(write(mixture, folder, train_module__max_grad_norm=None, **changes), 3)
+    return losses(folder / "run")
+
+
+def test_each_part_has_its_effect(tiny_mixture: Path, tmp_path: Path) -> None:
+    plain = three_losses(tiny_mixture, tmp_path / "plain")
+    changes: dict[str, Any] = {
+        "train_module__loss": {"name": "auto"},
+        "model__scale": 1.0,
+        "train_module__scheduler": {"name": "constant"},
+        "train_module__optim": {"name": "adamw", "lr": 0.1},
+    }
+    for part, change in changes.items():
+        assert three_losses(tiny_mixture, tmp_path / part, **{part: change}) != plain, part
 
 
 @pytest.mark.parametrize(
