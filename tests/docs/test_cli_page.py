@@ -15,12 +15,8 @@ from olm_train.run.command import CONFIG_OPTIONS, FLAGS, OPTIONS
 SUMMARIES = cli.list_commands(click.Context(cli))
 COMMANDS = trainer.list_commands(click.Context(trainer))
 PAGE = REPOSITORY / "docs" / "reference" / "cli.md"
-COMMON = {
-    "--quiet",
-    "--verbose",
-    "--debug",
-    "--storage-options",
-}  # of every command; at the top of the page
+COMMON = {"--quiet", "--verbose", "--debug", "--storage-options"}
+"""Of every command; at the top of the page."""
 
 
 def sections() -> dict[str, str]:

@@ -66,47 +66,18 @@ def first(values: dict[str, torch.Tensor]) -> str:
     return min(values)
 
 
-def shorter(folder: Path) -> None:
-    data = (folder / TWO).read_bytes()
-    (folder / TWO).write_bytes(data[:-100])
+def second(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    """Other bytes in the second file."""
 
+    def write(folder: Path) -> None:
+        (folder / TWO).write_bytes(change((folder / TWO).read_bytes()))
 
-def damaged(folder: Path) -> None:
-    (folder / TWO).write_bytes(b"\xff" * 5000)
-
-
-def huge_header(folder: Path) -> None:
-    data = (folder / TWO).read_bytes()
-    (folder / TWO).write_bytes((1 << 50).to_bytes(8, "little") + data[8:])
-
-
-def web_page(folder: Path) -> None:
-    (folder / TWO).write_bytes(b"<!DOCTYPE html><title>not found</title>")
-
-
-def pointer(folder: Path) -> None:
-    (folder / TWO).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
-
-
-def missing(folder: Path) -> None:
-    (folder / TWO).unlink()
+    return write
 
 
 def outside(folder: Path) -> None:
     shutil.copy(folder / TWO, folder.parent / TWO)
     names(folder, lambda found: found.update({min(found): f"../{TWO}"}))
-
-
-def no_map(folder: Path) -> None:
-    (folder / INDEX).write_text('{"metadata": {}}')
-
-
-def not_text(folder: Path) -> None:
-    names(folder, lambda found: found.update({min(found): [TWO]}))
-
-
-def no_file_named(folder: Path) -> None:
-    names(folder, lambda found: found.clear())
 
 
 def doubled(folder: Path) -> None:
@@ -134,34 +105,29 @@ def infinite(folder: Path) -> None:
     tensors(folder, ONE, change)
 
 
-def quantised(folder: Path) -> None:
+def cast(dtype: torch.dtype) -> Callable[[Path], None]:
+    """The first tensor of the first file in another type."""
+
     def change(values: dict[str, torch.Tensor]) -> None:
-        values[first(values)] = values[first(values)].to(torch.int8)
+        values[first(values)] = values[first(values)].to(dtype)
 
-    tensors(folder, ONE, change)
-
-
-def eight_bits(folder: Path) -> None:
-    def change(values: dict[str, torch.Tensor]) -> None:
-        values[first(values)] = values[first(values)].to(torch.float8_e4m3fn)
-
-    tensors(folder, ONE, change)
+    return lambda folder: tensors(folder, ONE, change)
 
 
 def pickled(folder: Path) -> None:
     for name in (ONE, TWO, INDEX):
         (folder / name).unlink()
-    payload = pickle.dumps(Payload(str(folder.parent / "canary")))
+    payload = pickle.dumps(Payload(folder.parent / "canary"))
     (folder / "pytorch_model.bin").write_bytes(payload)
 
 
 def pickle_by_index(folder: Path) -> None:
-    (folder / "x.bin").write_bytes(pickle.dumps(Payload(str(folder.parent / "canary"))))
+    (folder / "x.bin").write_bytes(pickle.dumps(Payload(folder.parent / "canary")))
     names(folder, lambda found: found.update({min(found): "x.bin"}))
 
 
 def pickle_in_place(folder: Path) -> None:
-    payload = pickle.dumps(Payload(str(folder.parent / "canary")))
+    payload = pickle.dumps(Payload(folder.parent / "canary"))
     (folder / TWO).write_bytes(payload)
 
 
@@ -200,23 +166,35 @@ def text(name: str, content: str) -> Callable[[Path], None]:
 
 ROPE = {"rope_theta": 10_000.0, "factor": 2.0}
 STRANGE: dict[str, tuple[Callable[[Path], None], int, str]] = {
-    "a shorter file": (shorter, VALIDATION, "the weights are damaged"),
-    "a file of noise": (damaged, VALIDATION, "the weights are damaged"),
-    "a huge header": (huge_header, VALIDATION, "the weights are damaged"),
-    "a web page": (web_page, VALIDATION, "the weights are damaged"),
-    "a pointer": (pointer, VALIDATION, "the weights are damaged"),
-    "a missing file": (missing, INPUT, f"there is no {TWO}"),
+    "a shorter file": (second(lambda data: data[:-100]), VALIDATION, "the weights are damaged"),
+    "a file of noise": (second(lambda _: b"\xff" * 5000), VALIDATION, "the weights are damaged"),
+    "a huge header": (
+        second(lambda data: (1 << 50).to_bytes(8, "little") + data[8:]),
+        VALIDATION, "the weights are damaged",
+    ),
+    "a web page": (
+        second(lambda _: b"<!DOCTYPE html><title>not found</title>"),
+        VALIDATION, "the weights are damaged",
+    ),
+    "a pointer": (
+        second(lambda _: b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"),
+        VALIDATION, "the weights are damaged",
+    ),
+    "a missing file": (lambda folder: (folder / TWO).unlink(), INPUT, f"there is no {TWO}"),
     "a file elsewhere": (outside, VALIDATION, "the index names '../model-"),
-    "no map": (no_map, VALIDATION, f"the {INDEX} is malformed"),
-    "a list for a name": (not_text, VALIDATION, "the index names"),
-    "no file named": (no_file_named, VALIDATION, "names no file"),
+    "no map": (text(INDEX, '{"metadata": {}}'), VALIDATION, f"the {INDEX} is malformed"),
+    "a list for a name": (
+        lambda folder: names(folder, lambda found: found.update({min(found): [TWO]})),
+        VALIDATION, "the index names",
+    ),
+    "no file named": (lambda folder: names(folder, dict.clear), VALIDATION, "names no file"),
     "no index": (text(INDEX, "[" * 100_000), VALIDATION, "is malformed"),
     "a tensor twice": (doubled, VALIDATION, "two files hold a tensor"),
     "a tensor too few": (too_few, INPUT, "1 missing (lm_head.weight)"),
     "NaN": (not_a_number, VALIDATION, "1 weights of "),
     "infinity": (infinite, VALIDATION, "not finite"),
-    "int8": (quantised, INPUT, "quantised"),
-    "float8": (eight_bits, INPUT, "quantised"),
+    "int8": (cast(torch.int8), INPUT, "quantised"),
+    "float8": (cast(torch.float8_e4m3fn), INPUT, "quantised"),
     "pickles": (pickled, INPUT, "pytorch_model.bin is a pickle"),
     "a pickle in the index": (pickle_by_index, VALIDATION, "the index names 'x.bin'"),
     "a pickle by another name": (pickle_in_place, VALIDATION, "the weights are damaged"),
@@ -245,6 +223,18 @@ STRANGE: dict[str, tuple[Callable[[Path], None], int, str]] = {
 }  # fmt: skip
 
 
+def train(lock: Path, folder: Path, place: str) -> int:
+    """A step of a run that begins with the model there: its exit code."""
+    values = config_values(lock, folder / "run")
+    del values["model"]
+    values["trainer"] |= {
+        "load_path": place, "load_trainer_state": False, "load_optim_state": False,
+        "hard_stop": {"value": 1, "unit": "steps"},
+    }  # fmt: skip
+    (folder / "train.yaml").write_text(yaml.safe_dump(values))
+    return int(main([str(folder / "train.yaml")]))
+
+
 @pytest.mark.parametrize(
     ("name", "where"),
     [*((name, "folder") for name in STRANGE), *((name, "bucket") for name in [*STRANGE][::3])],
@@ -266,14 +256,7 @@ def test_it_is_refused_in_time(
         place = f"memory://{uuid.uuid4().hex}/model"
         for path in folder.iterdir():
             Store(place).put(path.name, path.read_bytes())
-    values = config_values(tiny_mixture, tmp_path / "run")
-    del values["model"]
-    values["trainer"] |= {
-        "load_path": place, "load_trainer_state": False, "load_optim_state": False,
-        "hard_stop": {"value": 1, "unit": "steps"},
-    }  # fmt: skip
-    (tmp_path / "train.yaml").write_text(yaml.safe_dump(values))
-    got = main([str(tmp_path / "train.yaml")])
+    got = train(tiny_mixture, tmp_path, place)
     error = capsys.readouterr().err
     assert (got, said in error) == (code, True), error
     assert "Traceback" not in error
@@ -284,12 +267,5 @@ def test_it_is_refused_in_time(
 
 
 def test_as_it_is_it_trains(llama: Path, tiny_mixture: Path, tmp_path: Path) -> None:
-    values = config_values(tiny_mixture, tmp_path / "run")
-    del values["model"]
-    values["trainer"] |= {
-        "load_path": str(llama), "load_trainer_state": False, "load_optim_state": False,
-        "hard_stop": {"value": 1, "unit": "steps"},
-    }  # fmt: skip
-    (tmp_path / "train.yaml").write_text(yaml.safe_dump(values))
-    assert main([str(tmp_path / "train.yaml")]) == 0
+    assert train(tiny_mixture, tmp_path, str(llama)) == 0
     assert (tmp_path / "run/step00000001").is_dir()

@@ -9,20 +9,17 @@ from __future__ import annotations
 import io
 import re
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.command import arguments, environment
-from support.killed_worker import DieOnce
+from support.killed_worker import Dying
 from support.polling import wait_until
 from support.slurm import NODES, Cluster
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.errors import ResourceError
 from olm_data.extensions.ray.runner import RayRunner
-from olm_data.runners.base import Runner
 
 
 @pytest.mark.slow
@@ -87,18 +84,6 @@ def wait_for_work(out: Path, parent: subprocess.Popen[str]) -> str:
     return wait_until(working, "a worker with a task in hand")
 
 
-@dataclass
-class Dying(Runner):
-    """A Ray runner whose job kills its worker in the middle of a task."""
-
-    folder: Path
-    deaths: int
-
-    def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
-        dying = DieOnce(job, str(self.folder / "marks"), self.deaths)
-        RayRunner(2).run(dying, tasks, total, **callbacks)
-
-
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 def test_02_the_output_after_ray_workers_died_is_identical(
@@ -106,14 +91,9 @@ def test_02_the_output_after_ray_workers_died_is_identical(
 ) -> None:
     source, log = write_jsonl(tmp_path / "a.jsonl", texts(120)), io.StringIO()
     make_dataset([source], tiny_tokenizer, tmp_path / "whole", shard_tokens=500)
-    made = make_dataset(
-        [source],
-        tiny_tokenizer,
-        tmp_path / "out",
-        shard_tokens=500,
-        runner=Dying(tmp_path, 2),
-        log=log,
-    )
+    dying = Dying(RayRunner(2), tmp_path, 2)
+    out = tmp_path / "out"
+    made = make_dataset([source], tiny_tokenizer, out, shard_tokens=500, runner=dying, log=log)
     assert log.getvalue().count("a Ray worker died (WorkerCrashedError) on a.jsonl") == 2
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
     assert made.documents_now == 120  # the lost work is not counted twice
@@ -125,10 +105,9 @@ def test_02_an_input_that_kills_every_ray_worker_is_named_and_the_rest_is_kept(
     ray_cluster: None, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", texts(120))
+    out, dying = tmp_path / "out", Dying(RayRunner(2), tmp_path, 99)
     with pytest.raises(ResourceError, match="3 times") as caught:
-        make_dataset(
-            [source], tiny_tokenizer, tmp_path / "out", shard_tokens=500, runner=Dying(tmp_path, 99)
-        )
+        make_dataset([source], tiny_tokenizer, out, shard_tokens=500, runner=dying)
     assert caught.value.where == "a.jsonl"
     again = make_dataset([source], tiny_tokenizer, tmp_path / "out", shard_tokens=500)
     assert again.kept_shards > 0

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.killed_worker import DieOnce
+from support.killed_worker import Dying
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.errors import ResourceError
-from olm_data.runners.base import Runner
 from olm_data.runners.local import LocalRunner
-
-
-@dataclass
-class Dying(Runner):
-    """A local runner whose job kills its worker in the middle of a task."""
-
-    folder: Path
-    deaths: int
-
-    def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
-        dying = DieOnce(job, str(self.folder / "marks"), self.deaths)
-        LocalRunner(2).run(dying, tasks, total, **callbacks)
 
 
 @pytest.fixture
@@ -38,14 +23,9 @@ def test_02_the_output_after_a_worker_died_twice_is_identical(
 ) -> None:
     log = io.StringIO()
     make_dataset([source], tiny_tokenizer, tmp_path / "whole", shard_tokens=500)
-    make_dataset(
-        [source],
-        tiny_tokenizer,
-        tmp_path / "out",
-        shard_tokens=500,
-        runner=Dying(tmp_path, 2),
-        log=log,
-    )
+    dying = Dying(LocalRunner(2), tmp_path, 2)
+    out = tmp_path / "out"
+    make_dataset([source], tiny_tokenizer, out, shard_tokens=500, runner=dying, log=log)
     assert log.getvalue().count("a worker died (SIGKILL") == 2
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
 
@@ -53,10 +33,9 @@ def test_02_the_output_after_a_worker_died_twice_is_identical(
 def test_02_an_input_that_kills_every_worker_is_named_and_the_rest_is_kept(
     source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
+    out, dying = tmp_path / "out", Dying(LocalRunner(2), tmp_path, 99)
     with pytest.raises(ResourceError, match="3 times") as caught:
-        make_dataset(
-            [source], tiny_tokenizer, tmp_path / "out", shard_tokens=500, runner=Dying(tmp_path, 99)
-        )
+        make_dataset([source], tiny_tokenizer, out, shard_tokens=500, runner=dying)
     assert caught.value.where == "a.jsonl"
     assert "GiB" in caught.value.what  # its peak memory
     again = make_dataset([source], tiny_tokenizer, tmp_path / "out", shard_tokens=500)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+from support.command import program
 from support.tokenizing import digests, texts, write_jsonl
 
 SCRIPT = """
@@ -32,18 +30,10 @@ print(seen)
 
 
 def test_05_system_calls_interrupted_all_the_time_change_no_byte(
-    tiny_tokenizer: Path, tmp_path: Path, repository: Path
+    tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", [*texts(60), b"bad", *texts(60, 60)])
-    done = subprocess.run(
-        [
-            *(sys.executable, "-c", SCRIPT, str(source), str(tiny_tokenizer)),
-            *(str(tmp_path / "quiet"), str(tmp_path / "noisy")),
-        ],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": f"{repository}:{repository / 'tests'}"},
-        check=True,
-    )
+    done = program("-c", SCRIPT, source, tiny_tokenizer, tmp_path / "quiet", tmp_path / "noisy")
+    assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 10
     assert digests(tmp_path / "quiet") == digests(tmp_path / "noisy")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.inline_runner import InlineRunner
+from support.command import olm_data
+from support.inline_runner import Around
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import ConflictError
@@ -18,28 +17,13 @@ from olm_data.storage.store import Store
 
 
 def test_09_a_second_command_is_refused_while_the_first_one_works(
-    tiny_tokenizer: Path, tmp_path: Path, repository: Path
+    tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", texts(40))
     second: list[subprocess.CompletedProcess[str]] = []
-
-    class Meanwhile(InlineRunner):
-        """Starts the second command when the first one is at work."""
-
-        def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
-            command = [
-                *(sys.executable, "-m", "olm_data.cli", "tokenize", str(source)),
-                *("--tokenizer", str(tiny_tokenizer), "--output", str(tmp_path / "out")),
-            ]
-            environment = os.environ | {"PYTHONPATH": str(repository)}
-            second.append(
-                subprocess.run(
-                    command, env=environment, capture_output=True, text=True, check=False
-                )
-            )
-            super().run(job, tasks, total, **callbacks)
-
-    made = make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Meanwhile())
+    words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", tmp_path / "out")
+    meanwhile = Around(lambda: second.append(olm_data(*words)))
+    made = make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=meanwhile)
     assert second[0].returncode == 7
     assert "another process is writing" in second[0].stderr
     assert "--output" in second[0].stderr
@@ -64,14 +48,9 @@ def test_09_a_manifest_that_appeared_meanwhile_is_never_replaced(
     tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", texts(5))
-
-    class Rival(InlineRunner):
-        """Another machine finishes first, past the lock of this one."""
-
-        def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
-            super().run(job, tasks, total, **callbacks)
-            Store(str(tmp_path / "out")).create("manifest.json", b"theirs")
-
+    # Another machine finishes first, past the lock of this one.
+    store = Store(str(tmp_path / "out"))
+    rival = Around(after=lambda: store.create("manifest.json", b"theirs"))
     with pytest.raises(ConflictError, match="already written"):
-        make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Rival())
+        make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=rival)
     assert (tmp_path / "out" / "manifest.json").read_bytes() == b"theirs"

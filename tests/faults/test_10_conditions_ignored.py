@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.command import olm_data
-from support.inline_runner import InlineRunner
+from support.inline_runner import Around
 from support.store_proxy import Proxy, ignore_condition
 from support.tokenizing import make_dataset, texts, write_jsonl
 
@@ -24,16 +23,9 @@ def test_10_a_single_writer_still_refuses_what_it_can_see(
     proxy: Proxy, source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     output = f"s3://{proxy.server['bucket']}/{tmp_path.name}"
-
-    class Rival(InlineRunner):
-        """Somebody else writes there after all."""
-
-        def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
-            super().run(job, tasks, total, **callbacks)
-            Store(output).put("manifest.json", b"theirs")
-
+    rival = Around(after=lambda: Store(output).put("manifest.json", b"theirs"))
     with pytest.raises(ConflictError):
-        make_dataset([source], tiny_tokenizer, output, single_writer=True, runner=Rival())
+        make_dataset([source], tiny_tokenizer, output, single_writer=True, runner=rival)
     assert Store(output).read("manifest.json") == b"theirs"
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,21 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from support.command import WITH_TESTS, environment, olm_data
+from support.command import olm_data, program
 from support.reading import read_source
 
 from olm_data.errors import InputError
 from olm_data.sources import limits
 
 PIECE = 16 << 20
-
-
 PIECES = 256  # 4 GiB of text each
-
-
 LINE = b'{"text": "' + b"a" * 2000 + b'"}\n'
-
-
 LINES = LINE * (PIECE // len(LINE))
 
 
@@ -103,13 +95,8 @@ try:
 except InputError as error:
     print(text, (peak() - before) * 1024, error.exit_code, error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment(WITH_TESTS),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = program("-c", script)
+    assert done.returncode == 0, done.stderr
     text, grown, code, said = done.stdout.split(" ", 3)
     assert code == "4"
     assert name in said

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import pyarrow as pa
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
+from support.command import program
 from support.reading import read_source
 
 from olm_data.errors import InputError
@@ -59,7 +57,7 @@ def write_arrow(path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "stream.arrow"])
 def test_25_changed_bytes_are_an_error_or_whole_documents_and_never_a_crash(
-    name: str, tmp_path: Path, repository: Path
+    name: str, tmp_path: Path
 ) -> None:
     if name == "a.parquet":
         import pyarrow.parquet as pq
@@ -67,13 +65,7 @@ def test_25_changed_bytes_are_an_error_or_whole_documents_and_never_a_crash(
         pq.write_table(table(), tmp_path / name, row_group_size=10)
     else:
         write_arrow(tmp_path / name, name.split(".")[0])
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / name), "1", "200"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": f"{repository}:{repository / 'tests'}"},
-        check=False,
-    )
+    done = program("-c", SCRIPT, tmp_path / name, "1", "200")
     assert done.returncode == 0, (done.returncode, done.stderr[-1500:])
     seen = json.loads(done.stdout)
     assert min(seen.values()) > 0

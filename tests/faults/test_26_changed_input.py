@@ -5,10 +5,9 @@ from __future__ import annotations
 import gzip
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.inline_runner import InlineRunner
+from support.inline_runner import Around
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import ConflictError, InputError
@@ -17,19 +16,6 @@ from olm_data.errors import ConflictError, InputError
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return write_jsonl(tmp_path / "a.jsonl", texts(60))
-
-
-class Before(InlineRunner):
-    """Does something before task `at` is run."""
-
-    def __init__(self, at: int, action: Any) -> None:
-        self.at, self.action = at, action
-
-    def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
-        for task in tasks:
-            if task == self.at:
-                self.action()
-            super().run(job, [task], total, **callbacks)
 
 
 def test_26_the_same_file_named_twice_is_refused(
@@ -63,7 +49,7 @@ def test_27_an_input_edited_between_plan_and_reading_is_refused(
 
     with pytest.raises(InputError, match="changed") as caught:
         make_dataset(
-            [source], tiny_tokenizer, tmp_path / "out", shard_tokens=500, runner=Before(2, edit)
+            [source], tiny_tokenizer, tmp_path / "out", shard_tokens=500, runner=Around(edit, at=2)
         )
     assert caught.value.where == "a.jsonl"
     kept = sorted(path.name for path in (tmp_path / "out").glob("shard-*.json"))
@@ -82,7 +68,7 @@ def test_27_a_read_error_caused_by_the_change_is_reported_as_the_change(
         source.write_bytes(source.read_bytes()[:300])
 
     with pytest.raises(InputError, match="changed while it was being read"):
-        make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Before(0, truncate))
+        make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Around(truncate))
 
 
 def test_27_an_input_changed_since_an_earlier_partial_run_is_refused(
@@ -93,7 +79,7 @@ def test_27_an_input_changed_since_an_earlier_partial_run_is_refused(
 
     with pytest.raises(KeyboardInterrupt):
         make_dataset(
-            [source], tiny_tokenizer, tmp_path / "out", shard_tokens=500, runner=Before(2, stop)
+            [source], tiny_tokenizer, tmp_path / "out", shard_tokens=500, runner=Around(stop, at=2)
         )
     os.utime(source, ns=(1, 1))
     with pytest.raises(ConflictError, match="beginning of another dataset") as caught:

@@ -10,23 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.inline_runner import InlineRunner, Never
+from support.inline_runner import Around, Never
 from support.store_proxy import Proxy, answer, cut_response, delay, reset, throttled
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import InputError, StorageError
 from olm_data.storage.store import Store
-
-
-class Before(InlineRunner):
-    """Does something before the first task is run."""
-
-    def __init__(self, action: Any) -> None:
-        self.action = action
-
-    def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
-        self.action()
-        super().run(job, tasks, total, **callbacks)
 
 
 def write(kind: str, folder: Path, count: int = 300, start: int = 0) -> Path:
@@ -81,7 +70,7 @@ def test_27_an_object_replaced_between_plan_and_reading_is_refused(
     store = Store(prefix)
     store.put(source.name, source.read_bytes())
     other = write(kind, tmp_path, start=300).read_bytes()
-    replace = Before(lambda: store.put(source.name, other))
+    replace = Around(lambda: store.put(source.name, other))
     with pytest.raises(InputError, match="changed while it was being read") as caught:
         make_dataset([f"{prefix}/{source.name}"], tiny_tokenizer, tmp_path / "o", runner=replace)
     assert caught.value.where == source.name
@@ -110,7 +99,7 @@ def test_27_an_object_deleted_during_the_run_is_reported_as_the_change(
 ) -> None:
     store = Store(prefix)
     store.put("a.jsonl", write("jsonl", tmp_path).read_bytes())
-    delete = Before(lambda: store.delete("a.jsonl"))
+    delete = Around(lambda: store.delete("a.jsonl"))
     with pytest.raises(InputError, match="changed while it was being read"):
         make_dataset([f"{prefix}/a.jsonl"], tiny_tokenizer, tmp_path / "out", runner=delete)
 

@@ -59,9 +59,7 @@ def test_the_step_that_first_reads_the_block_fails_and_no_earlier_one(lock: Path
     with pytest.raises(ValidationError, match="have changed") as caught:
         next(steps)
     assert "shard-00001.tokens.npy" in str(caught.value.where)
-    assert (
-        loader.state_dict()["rows_consumed"] == bad * 4
-    )  # the state is that of the last good step
+    assert loader.state_dict()["rows_consumed"] == bad * 4  # that of the last good step
 
 
 def test_full_verification_finds_it_when_the_shard_is_opened(lock: Path) -> None:

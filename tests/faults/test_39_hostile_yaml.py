@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import resource
-import subprocess
-import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from support.command import WITH_TESTS, environment
+from support.command import program
 from support.stand_in import parse_mixture
 
 from olm_data.config import strict_yaml
@@ -79,14 +78,8 @@ def test_all_hostile_files_together_are_refused_in_little_memory(tmp_path: Path)
         "    sys.exit(f'{path} was accepted')\n"
         "print((peak() - before) // 1024)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, sorted(tmp_path.iterdir()))],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(WITH_TESTS),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (20, 20)),
-    )
+    limit = partial(resource.setrlimit, resource.RLIMIT_CPU, (20, 20))
+    done = program("-c", script, *sorted(tmp_path.iterdir()), preexec_fn=limit)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 50  # MB
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from support.false_files import Payload
 from support.runs import one_step_trainer
 from support.seal import seal
 
@@ -44,16 +45,6 @@ FILES = (
     ),
 )
 EXPORTED = ("model.safetensors", "config.json", "tokenizer.json", "mixture.lock.json", "run.json")
-
-
-class Payload:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, canary: Path) -> None:
-        self.canary = canary
-
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return Path.touch, (self.canary,)
 
 
 def pickled(canary: Path) -> bytes:

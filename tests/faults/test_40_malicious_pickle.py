@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.false_files import Payload
 from support.reading import resolve_source
 from support.tokenizing import make_dataset, texts, write_jsonl
 
@@ -29,16 +29,6 @@ NAMES = [
     "a.jsonl.gz",
     "a.txt.zst",
 ]
-
-
-class Payload:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, canary: Path) -> None:
-        self.canary = canary
-
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return Path.touch, (self.canary,)
 
 
 @pytest.fixture

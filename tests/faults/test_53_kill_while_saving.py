@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 from support.kill import killed_at_each_operation
-from support.runs import build_trainer
+from support.runs import build_trainer, stop
 
 from olm_train.checkpoint.load import newest_checkpoint
 from olm_train.checkpoint.manifest import partial_folders, remove_partial
@@ -21,21 +22,14 @@ OPTIONS = (
 
 
 def train_to(step: int, lock: Path, folder: Path) -> None:
-    stop = f"--trainer.hard_stop={{value: {step}, unit: steps}}"
-    build_trainer(lock, folder, *OPTIONS, stop).fit()
-
-
-def step_and_save(lock: Path, folder: Path) -> None:
-    train_to(3, lock, folder)
+    build_trainer(lock, folder, *OPTIONS, stop(step)).fit()
 
 
 @pytest.fixture(scope="module")
 def at_step_two(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run stopped at step 2, its checkpoint ephemeral: the next save will remove it."""
     folder = tmp_path_factory.mktemp("two") / "run"
-    build_trainer(
-        tiny_mixture, folder, *OPTIONS, "--trainer.hard_stop={value: 2, unit: steps}"
-    ).fit()
+    train_to(2, tiny_mixture, folder)
     return folder
 
 
@@ -43,7 +37,7 @@ def at_step_two(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def test_53_killed_at_every_operation_there_is_always_a_good_checkpoint(
     at_step_two: Path, tiny_mixture: Path, tmp_path: Path
 ) -> None:
-    copies = killed_at_each_operation(at_step_two, tmp_path, step_and_save, tiny_mixture)
+    copies = killed_at_each_operation(at_step_two, tmp_path, partial(train_to, 3), tiny_mixture)
     found: list[int] = []
     left_partial = 0
     for folder in copies:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.runs import build_trainer
+from support.runs import build_trainer, stop
 from support.seal import seal
 
 from olm_data.errors import ValidationError
@@ -25,9 +25,9 @@ def saved(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def go_on(lock: Path, folder: Path, stop: int) -> None:
-    stop_at = f"--trainer.hard_stop={{value: {stop}, unit: steps}}"
-    build_trainer(lock, folder, "--trainer.callbacks.lm_evaluator.enabled=false", stop_at).fit()
+def go_on(lock: Path, folder: Path, step: int) -> None:
+    quiet = "--trainer.callbacks.lm_evaluator.enabled=false"
+    build_trainer(lock, folder, quiet, stop(step)).fit()
 
 
 def test_56_what_a_later_program_knows_of_a_model_has_its_default_where_an_old_config_lacks_it(

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.distributed import run_ranks
-from support.runs import build_trainer, group_world, metrics
+from support.runs import build_trainer, group_world, metrics, stop
 
 from olm_data.errors import UsageError, ValidationError
 from olm_train.callbacks.base import Callback
@@ -26,10 +26,6 @@ from olm_train.trainer import Trainer
 
 CHECK = "--trainer.callbacks.replay_checker"
 LOSS, NORM = COMPARED
-
-
-def stop(step: int) -> str:
-    return f"--trainer.hard_stop={{value: {step}, unit: steps}}"
 
 
 @pytest.fixture(scope="module")

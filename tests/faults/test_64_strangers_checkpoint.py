@@ -9,8 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from support.command import WITH_TESTS, environment
+from support.command import program
 from support.runs import one_step_trainer
 from support.seal import seal
 
@@ -194,10 +192,7 @@ def test_64_refusal_takes_little_memory_and_time(saved: Path, tmp_path: Path) ->
     run = shutil.copytree(saved, tmp_path / "run")
     model(d_model=1 << 24, n_heads=1, n_layers=10**9)(run / STEP)
     seal(run / STEP)
-    arguments = [sys.executable, "-c", LIMITED, str(run / STEP)]
-    result = subprocess.run(
-        arguments, env=environment(WITH_TESTS), capture_output=True, text=True, timeout=600
-    )
+    result = program("-c", LIMITED, run / STEP)
     assert result.stdout == "refused\n", result.stderr
 
 

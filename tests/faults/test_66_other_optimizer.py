@@ -5,21 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.runs import build_trainer, metrics
+from support.runs import build_trainer, metrics, stop
 
 from olm_data.errors import ValidationError
 
 OPTIM = "--train_module.optim={{name: {}, lr: 1e-3}}"
 
 
-def stop_at(step: int) -> str:
-    return f"--trainer.hard_stop={{value: {step}, unit: steps}}"
-
-
 @pytest.fixture(scope="module")
 def run(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    build_trainer(tiny_mixture, folder, stop_at(2), OPTIM.format("adamw")).fit()
+    build_trainer(tiny_mixture, folder, stop(2), OPTIM.format("adamw")).fit()
     return folder
 
 
@@ -30,7 +26,7 @@ def test_t2_another_optimiser_is_refused_with_the_two_ways_to_mean_it(
     name: str, run: Path, tiny_mixture: Path
 ) -> None:
     before = sorted(path.name for path in run.glob("step*"))
-    trainer = build_trainer(tiny_mixture, run, stop_at(4), OPTIM.format(name))
+    trainer = build_trainer(tiny_mixture, run, stop(4), OPTIM.format(name))
     with pytest.raises(
         ValidationError, match=r"trained with the optimiser torch\.optim\.AdamW; "
     ) as e:
@@ -45,8 +41,8 @@ def test_t2_another_optimiser_is_refused_with_the_two_ways_to_mean_it(
 def test_t2_the_same_optimiser_without_its_skipped_steps_is_another_one(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
-    build_trainer(tiny_mixture, tmp_path, stop_at(2), OPTIM.format("skip_step_lion")).fit()
-    trainer = build_trainer(tiny_mixture, tmp_path, stop_at(4), OPTIM.format("lion"))
+    build_trainer(tiny_mixture, tmp_path, stop(2), OPTIM.format("skip_step_lion")).fit()
+    trainer = build_trainer(tiny_mixture, tmp_path, stop(4), OPTIM.format("lion"))
     with pytest.raises(ValidationError, match="Lion with skipped steps; this configuration has"):
         trainer.fit()
 
@@ -57,7 +53,7 @@ def test_t2_weights_and_data_position_go_on_under_another_optimiser_where_asked(
     trainer = build_trainer(
         tiny_mixture,
         tmp_path,
-        stop_at(4),
+        stop(4),
         OPTIM.format("lion"),
         f"--trainer.load_path={run}",
         "--trainer.load_optim_state=false",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.command import environment
 from support.polling import wait_until
-from support.runs import build_trainer, metrics, stopped, write_config
+from support.runs import build_trainer, metrics, stop, stopped, write_config
 from support.store_proxy import Proxy, ignore_condition
 
 from olm_data.errors import ConflictError, ResourceError, StorageError, UsageError
@@ -30,10 +30,6 @@ from olm_train.trainer import Trainer
 DRIVER = str(Path(__file__).parents[1] / "support" / "two_runs.py")
 EVERY = "--trainer.callbacks.checkpointer.save_interval={}".format
 PLAIN = ("--trainer.callbacks.lm_evaluator.enabled=false", "--trainer.takeover_seconds=1")
-
-
-def stop(step: int) -> str:
-    return f"--trainer.hard_stop={{value: {step}, unit: steps}}"
 
 
 def content(folder: str) -> dict[str, str]:
@@ -82,10 +78,8 @@ def sleep_until_taken_over(zombie: Trainer, second: Trainer) -> dict[str, str]:
     [
         ("local", "between steps", 1),
         ("s3", "before the manifest", 2),
-        pytest.param("local", "before the manifest", 1, marks=pytest.mark.slow),
         pytest.param("local", "the last step", 1, marks=pytest.mark.slow),
         pytest.param("s3", "between steps", 1, marks=pytest.mark.slow),
-        pytest.param("s3", "the last step", 2, marks=pytest.mark.slow),
     ],
     indirect=["folder"],
 )
@@ -307,7 +301,7 @@ def test_67_s2_of_two_at_once_one_goes_on_and_the_other_exits_7(runs: Runs) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("folder", "ranks"), [("s3", 1), ("local", 2)], indirect=["folder"])
 def test_67_s2_a_zombie_that_wakes_up_exits_7_on_every_rank_and_has_changed_no_byte(
     runs: Runs, tiny_mixture: Path, ranks: int
 ) -> None:

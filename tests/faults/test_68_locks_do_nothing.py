@@ -9,13 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.command import arguments, environment
-from support.inline_runner import InlineRunner
+from support.inline_runner import Around, InlineRunner
 from support.polling import wait_until
 from support.tokenizing import make_dataset, texts, write_jsonl
 
@@ -23,6 +22,7 @@ from olm_data.errors import ConflictError
 from olm_data.extensions.verify.datasets import verify
 from olm_data.rows.shard_cache import RemoteShard, ShardCache
 from olm_data.storage.disk import abandoned, scratch
+from olm_data.storage.exclusive import exclusive
 from olm_data.storage.store import Store
 
 
@@ -34,21 +34,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("import fcntl\nfcntl.flock = lambda *_: None\n")
     return environment({"PYTHONPATH": f"{folder}:{environment()['PYTHONPATH']}"})
-
-
-class Meanwhile(InlineRunner):
-    """Runs a second command while the first one is at work."""
-
-    def __init__(self, command: list[str], surroundings: dict[str, str]) -> None:
-        super().__init__()
-        self.command, self.surroundings = command, surroundings
-        self.second: subprocess.CompletedProcess[str] | None = None
-
-    def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
-        self.second = subprocess.run(
-            self.command, env=self.surroundings, capture_output=True, text=True, check=False
-        )
-        super().run(job, tasks, total, **callbacks)
 
 
 @pytest.mark.parametrize(
@@ -68,36 +53,25 @@ def test_68_s9_the_second_command_exits_7_and_the_first_ones_bytes_are_right(
         "import": [tokens.parent, "--tokenizer", tiny_tokenizer, "--dtype", "uint16", "-o", out],
     }
     if verb == "add":
-        (out).mkdir()
+        out.mkdir()
         made = make_dataset([write_jsonl(tmp_path / "b.jsonl", texts(9))], tiny_tokenizer, out)
-        with_lease(out, lambda: refused(arguments(verb, *words[verb]), elsewhere))
+        with exclusive(Store(out)):
+            refused(arguments(verb, *words[verb]), elsewhere)
         assert verify(str(out)).ok
         assert made.manifest.totals.documents == 9
         return
-    runner = Meanwhile(arguments(verb, *words[verb]), elsewhere)
-    made = make_dataset([source], tiny_tokenizer, out, runner=runner)
-    assert runner.second is not None
-    check_refused(runner.second)
+    told: list[None] = []
+    meanwhile = Around(lambda: told.append(refused(arguments(verb, *words[verb]), elsewhere)))
+    made = make_dataset([source], tiny_tokenizer, out, runner=meanwhile)
+    assert len(told) == 1
     assert verify(str(out)).ok
     undisturbed = make_dataset([source], tiny_tokenizer, tmp_path / "undisturbed")
     assert made.manifest.digest == undisturbed.manifest.digest
     assert not list(out.glob(".lease-*"))
 
 
-def with_lease(out: Path, body: Callable[[], None]) -> None:
-    from olm_data.storage.exclusive import exclusive
-
-    with exclusive(Store(out)):
-        body()
-
-
 def refused(command: list[str], surroundings: dict[str, str]) -> None:
-    check_refused(
-        subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
-    )
-
-
-def check_refused(second: subprocess.CompletedProcess[str]) -> None:
+    second = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
     assert second.returncode == 7, second.stderr
     assert "another process is writing this output" in second.stderr
     assert f"process {os.getpid()} on " in second.stderr

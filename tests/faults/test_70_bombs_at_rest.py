@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.command import WITH_TESTS, environment
+from support.command import program
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.dataset.docs import ROW_GROUP, DocsFile, DocumentRows, dense, docs_schema
@@ -126,13 +124,7 @@ assert codes(good) == [0, 0, 0], codes(good)
 before = peak()
 print(*codes(bad), (peak() - before) // 1024)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(made), str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(WITH_TESTS),
-    )
+    done = program("-c", script, made, folder)
     assert done.returncode == 0, done.stderr
     show, stats, verify, grown = map(int, done.stdout.split())
     assert (show, verify) == (3, 3)

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 from support.command import inside
+from support.forged import forged_lock
 from support.small_datasets import mix_datasets
 from support.tokenizing import make_dataset, texts
 
-from olm_data.bounded_json import digest
 from olm_data.dataset.manifest import decode_manifest
 from olm_data.errors import ValidationError, printable, shown
-from olm_data.mixture.lock import UNDIGESTED, Lock
+from olm_data.mixture.lock import Lock
 from olm_data.page import note, svg
 from olm_data.storage.names import acts, is_column_name, is_mixture_name
 
@@ -41,8 +41,7 @@ def lock_with(made: Path, change: Any) -> bytes:
     """The lock, changed as a forger does: with a digest that is right."""
     value = json.loads(next(made.glob("*.lock.json")).read_bytes())
     change(value)
-    body = {key: item for key, item in value.items() if key not in UNDIGESTED}
-    return json.dumps(value | {"digest": digest(body)}).encode()
+    return forged_lock(value)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -75,6 +75,20 @@ def olm_data(
     return forked("olm_data.cli", *words, environment=environment(extra), folder=folder)
 
 
+def program(
+    *words: str | Path, extra: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run Python on these words to its end, in a process that can import `support`."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        env=environment(WITH_TESTS | dict(extra or {})),
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
 def python(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
     """Run a script as a process of its own, which can import from its folder."""
     file = tmp_path / "script.py"

@@ -37,11 +37,11 @@ RAW += ["9" * 5000, "1e-99999", '"\\ud800"', "-0", "0.0"]
 class Payload:
     """A pickle of it makes a file when it is loaded."""
 
-    def __init__(self, canary: str) -> None:
+    def __init__(self, canary: Path) -> None:
         self.canary = canary
 
     def __reduce__(self) -> Any:
-        return os.mkdir, (self.canary,)
+        return Path.touch, (self.canary,)
 
 
 def change(place: Path, name: str, choose: random.Random) -> str:
@@ -61,10 +61,10 @@ def change(place: Path, name: str, choose: random.Random) -> str:
     elif kind == 3:
         path.symlink_to("/dev/zero")
     elif kind == 4:
-        path.write_bytes(pickle.dumps(Payload(str(place / "canary"))))
+        path.write_bytes(pickle.dumps(Payload(place / "canary")))
     elif kind == 5:
         saved = io.BytesIO()
-        torch.save(Payload(str(place / "canary")), saved)
+        torch.save(Payload(place / "canary"), saved)
         path.write_bytes(saved.getvalue())
     elif kind == 6:
         with open(path, "wb") as file:

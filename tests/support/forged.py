@@ -9,12 +9,20 @@ from typing import Any
 
 import msgspec
 
+from olm_data.bounded_json import digest
 from olm_data.dataset.manifest import Manifest
 from olm_data.extensions.verify.shard import VerifyReport
+from olm_data.mixture.lock import UNDIGESTED
 
 
 def fields(report: VerifyReport) -> set[tuple[str, str]]:
     return {(Path(finding.file).name, finding.field) for finding in report.findings}
+
+
+def forged_lock(content: dict[str, Any]) -> bytes:
+    """The content of a lock with the digest that it should have."""
+    body = {key: item for key, item in content.items() if key not in UNDIGESTED}
+    return json.dumps(content | {"digest": digest(body)}).encode()
 
 
 def rewrite(dataset: Path, change: Callable[[dict[str, Any]], None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,5 +26,21 @@ class InlineRunner(Runner):
 class Never(InlineRunner):
     """A runner that must not be reached."""
 
-    def run(self, *_: Any, **__: Any) -> None:  # type: ignore[override]
+    def run(self, *_: Any, **__: Any) -> None:
         raise AssertionError("work began")
+
+
+class Around(InlineRunner):
+    """Does something before task `at`, and something when all are done."""
+
+    def __init__(
+        self, before: Callable[[], object] = int, at: int = 0, after: Callable[[], object] = int
+    ) -> None:
+        self.before, self.at, self.after = before, at, after
+
+    def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
+        for task in tasks:
+            if task == self.at:
+                self.before()
+            super().run(job, [task], total, **callbacks)
+        self.after()

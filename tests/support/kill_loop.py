@@ -130,9 +130,8 @@ class Loop:
             if pid == 0:
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 try:
-                    signal.setitimer(
-                        signal.ITIMER_REAL, max(after, 1e-4)
-                    )  # ends it as SIGKILL would
+                    # ends it as SIGKILL would
+                    signal.setitimer(signal.ITIMER_REAL, max(after, 1e-4))
                     with faults(-1, kill):
                         self.run()
                 finally:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olm_data.runners.base import Job, Report
+from olm_data.runners.base import Job, Report, Runner
 
 TASK = 3
 """The task that kills."""
@@ -53,3 +53,16 @@ class DieOnce(Job):
     @property
     def identity(self) -> str:
         return str(self.job.identity)
+
+
+@dataclass
+class Dying(Runner):
+    """A runner whose job kills its worker in the middle of a task."""
+
+    inner: Runner
+    folder: Path
+    deaths: int
+
+    def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
+        dying = DieOnce(job, str(self.folder / "marks"), self.deaths)
+        self.inner.run(dying, tasks, total, **callbacks)

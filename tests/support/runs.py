@@ -46,6 +46,11 @@ stages:
 """
 
 
+def stop(step: int) -> str:
+    """The option that ends a run after a step."""
+    return f"--trainer.hard_stop={{value: {step}, unit: steps}}"
+
+
 def make_mixture(folder: Path, tokenizer: Path, places: Mapping[str, str] | None = None) -> Path:
     """Tokenise two sources and a held-out set and mix them; return the lock's path.
 

@@ -19,7 +19,7 @@ def test_an_age_has_a_number_and_a_unit(text: str, seconds: float) -> None:
     assert parse_age(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "1", "d", "1w", "-1d", "1.5h", "1d "])
+@pytest.mark.parametrize("text", ["", "1", "d", "1w", "-1d", "1.5h", "1d ", "1 d", "99999999d"])
 def test_what_spells_no_age_is_refused_with_examples(text: str) -> None:
     with pytest.raises(UsageError, match="is not an age") as caught:
         parse_age(text)

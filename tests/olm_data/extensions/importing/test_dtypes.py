@@ -99,5 +99,6 @@ def test_an_import_has_the_ids_of_the_file_or_says_what_it_looks_like(
         make(tmp_path / "a.npy", tmp_path / "out", dtype=said)
     assert advice(np.dtype(written)) in str(refused.value)
     with pytest.raises(UsageError) as asked:
-        make(tmp_path / "a.npy", tmp_path / "out")
+        make(tmp_path / "a.npy", tmp_path / "asked")
     assert advice(np.dtype(written)) in str(asked.value)
+    assert not (tmp_path / "asked").exists()
