@@ -72,6 +72,7 @@ def mix(
     manifest: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
     *,
+    like: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     storage_options: Options | None = None,
 ) -> Lock:
@@ -80,6 +81,8 @@ def mix(
     Args:
         manifest: path of `manifest.yaml`.
         output: path of the lock; default: `NAME.lock.json` beside the manifest.
+        like: a lock whose documents are drawn, in its order; `like` of each of the new lock's
+            `sources` counts what differs.
         overwrite: replace another lock there.
         storage_options: for the clients of buckets, as fsspec takes them; by URL, where they
             differ. This process goes on using them.
@@ -95,6 +98,10 @@ def mix(
 
     use_options(storage_options or {})
     place = None if output is None else os.fspath(output)
+    if like is not None:
+        from olm_data.mixture.like import mix_like
+
+        return mix_like(os.fspath(like), os.fspath(manifest), place, overwrite=overwrite).lock
     return verb.mix(os.fspath(manifest), place, overwrite=overwrite).lock
 
 

@@ -47,6 +47,11 @@ LOOK_SECONDS = 0.5
     help="With --revise: a run (its last checkpoint), a checkpoint, or tokens from the beginning.",
 )
 @click.option(
+    "--like",
+    metavar="LOCK",
+    help="Draw the documents of the lock, in its order, as the datasets of the manifest have them.",
+)
+@click.option(
     "--compare-packing", is_flag=True, help="Compare ways to pack its documents into rows."
 )
 @click.option(
@@ -69,6 +74,7 @@ def mix(
     extend: str | None,
     revise: str | None,
     at: str | None,
+    like: str | None,
     compare_packing: bool,
     as_json: bool,
     sequence_length: str | None,
@@ -84,12 +90,14 @@ def mix(
     olm-data mix manifest.yaml --dry-run --explain --tree
     olm-data mix manifest.yaml --extend 10B     writes manifest-longer.lock.json
     olm-data mix --revise old.lock.json --at runs/1 new.yaml    writes new.lock.json
+    olm-data mix --like old.lock.json other-tokens.yaml         writes other-tokens.lock.json
     olm-data mix --diff old.lock.json manifest.yaml
     olm-data mix manifest.yaml --compare-packing --html packing.html
     olm-data mix ./tokens/books --compare-packing --sequence-length 2048,8192
     """
     if diff:
-        if manifest or output or explain or tree or extend or revise or at or compare_packing:
+        others = (manifest, output, explain, tree, extend, revise, at, like, compare_packing)
+        if any(others):
             raise UsageError(
                 "--diff takes two locks or manifests and nothing else",
                 where="--diff",
@@ -108,6 +116,7 @@ def mix(
     refuse_given(("sequence_length", "documents", "html"), "--compare-packing")
     from olm_data.counts import parse_count
     from olm_data.mixture import mix as verb
+    from olm_data.mixture.like import mix_like
     from olm_data.mixture.revise import extend as extend_lock
     from olm_data.mixture.revise import revise as revise_lock
     from olm_data.mixture.revise import standing
@@ -120,9 +129,15 @@ def mix(
             where="--revise",
             fix="olm-data mix --revise old.lock.json --at RUN new.yaml",
         )
+    if like and (revise or extend):
+        raise UsageError(
+            "--like makes a lock of its own", where="--like", fix="leave --revise or --extend out"
+        )
     require(manifest, "mixture", *(["lock"] if extend else []), "file")
     if revise and at:
         done = revise_lock(revise, at, manifest, output, **how)
+    elif like:
+        done = mix_like(like, manifest, output, **how)
     elif extend:
         tokens = parse_count(extend, "--extend")
         done = extend_lock(manifest, tokens, output, **how)
@@ -150,7 +165,7 @@ def mix(
         )
     for line in standing(done.lock) if revise else ():
         note(line)
-    options = f" --extend {extend}" if extend else ""
+    options = f" --extend {extend}" if extend else f" --like {typed(like)}" if like else ""
     if revise and at:
         options = f" --revise {typed(revise)} --at {typed(at)}"
     following = (
@@ -204,7 +219,7 @@ def _compare_packing(
     from olm_data.storage.output_paths import refuse_output
 
     refuse_given(
-        ("output", "dry_run", "overwrite", "explain", "tree", "extend", "revise", "at"),
+        ("output", "dry_run", "overwrite", "explain", "tree", "extend", "revise", "at", "like"),
         "a lock; this writes none",
     )
     require(target, "mixture", "dataset", "file")

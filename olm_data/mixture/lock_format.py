@@ -42,6 +42,33 @@ LOSS_UNITS, MAX_LOSS_WEIGHT = 1000, 1000
 """Parts of 1 that the loss weight of a source is counted in; the largest there is."""
 
 
+class Likeness(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """How a source is like that of another lock, "there" (`mix --like`).
+
+    A document is counted as often as it is drawn.
+
+    Attributes:
+        lock: digest of the other lock.
+        documents: drawn, those of the other lock in its order; each is whole, but for `cut_here`.
+        tokens, tokens_there: of these documents, here and there.
+        rows_there: of the source, that the other lock draws.
+        whole_here: documents of which the other lock draws the first tokens and not all.
+        not_here: documents of which it draws some tokens and not the first.
+        cut_here: the last ones, whose tokens fill no row.
+    """
+
+    lock: str
+    documents: Size
+    tokens: Size
+    tokens_there: Size
+    rows_there: Size
+    whole_here: Size = 0
+    not_here: Size = 0
+    cut_here: Size = 0
+
+
 class LockSource(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
@@ -50,7 +77,8 @@ class LockSource(
     `plan` is what the row plan must be where the packing or a view needs one, else None. `view` is
     what is drawn on, None for all documents; `tokens`, `documents` and `trained` are the whole
     dataset's. `trained` counts the tokens that are trained; None: all are. What the loss of one is
-    multiplied by is `loss_weight`, an exact "n/d"; None: by 1.
+    multiplied by is `loss_weight`, an exact "n/d"; None: by 1. `like` is of a lock that
+    `mix --like` made: its rows are drawn once, however often they hold a document.
     """
 
     name: str
@@ -65,6 +93,12 @@ class LockSource(
     view: ViewInfo | None = None
     trained: Size | None = None
     loss_weight: str | None = None
+    like: Likeness | None = None
+
+    def epochs(self, rows: int) -> float:
+        """Return how often its documents are seen in `rows` of its rows, in the mean."""
+        often = self.like.documents / self.view.documents if self.like and self.view else 1
+        return rows / self.rows * often
 
     @property
     def tokens_kept(self) -> int:
@@ -257,6 +291,7 @@ def is_consistent(lock: LockFile, order: Order, packing: Packing) -> bool:
         and len(set(names)) == len(names) > 0
         and 0 < lock.sequence_length <= MAX_SEQUENCE_LENGTH
         and sum(stage.rows for stage in lock.stages) <= MAX_COUNT
+        and all(s.view is not None and s.view.documents > 0 for s in lock.sources if s.like)
         and all(s.max_documents_per_row <= lock.sequence_length + 1 for s in lock.sources)
         and order.fits([s.rows for s in lock.sources])
         and all(
@@ -310,7 +345,7 @@ def _texts_fit(lock: LockFile) -> bool:
         plain += [text for item in stage.weights_file.items() for text in item]
     for source in lock.sources:
         exact += [source.max_epochs, source.loss_weight or "1"]
-        digests.append(source.dataset)
+        digests += [source.dataset, *([source.like.lock] if source.like else [])]
         if source.plan is not None:
             digests += source.plan.sha256.values()
             if source.plan.sha256.keys() != FILES.keys():

@@ -173,6 +173,33 @@ class ManifestKeys:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LikeSourceKeys:
+    """A source of another lock with other tokens; `data` is its folder or URL."""
+
+    data: Annotated[str, _DATA]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LikeKeys:
+    """A manifest for `mix --like`: what the other lock does not decide.
+
+    Attributes:
+        version: of this format.
+        sequence_length: tokens of a row; None: as there.
+        packing: how documents become rows; None: as there.
+        sources: datasets by name, with the documents of those there.
+    """
+
+    version: Annotated[int, Meta(ge=1, le=1, examples=["1"])]
+    sequence_length: SequenceLength | None = None
+    packing: Literal["concat", "document"] | None = None
+    sources: Annotated[
+        dict[Annotated[str, name_of("source")], LikeSourceKeys],
+        Meta(min_length=1, examples=["\n      web: {data: ./tokens/web}"]),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mixture:
     """A parsed manifest. Sources are in order of their names, stages in the order of the run."""
 
@@ -207,6 +234,61 @@ def read_mixture(path: str | Path, after: Lock | None = None) -> Mixture:
     """
     values = Values.read(path, example="manifest.yaml", numbers="exact", digits_only=True)
     return mixture_of(values if after is None else filled_in(values, after))
+
+
+def mixture_like(path: str | Path, old: Lock) -> Mixture:
+    """Read a manifest for `mix --like`: sources with the documents of a lock, without stages.
+
+    Raises:
+        UsageError: it cannot be read, says what the lock decides, or names other sources.
+    """
+    values = Values.read(path, example="manifest.yaml", numbers="exact", digits_only=True)
+    decided = (fields_of(ManifestKeys).keys() - fields_of(LikeKeys).keys()) & values.data.keys()
+    for key in sorted(decided):
+        raise UsageError(
+            f"--like takes {key} from the lock", where=values.where((key,)), fix="leave it out"
+        )
+    keys = parse(LikeKeys, values)
+    drawn = {s.name: s for i, s in enumerate(old.sources) if old.rows_drawn(i)}
+    if keys.sources.keys() != drawn.keys():
+        raise UsageError(
+            f"the lock draws on {', '.join(drawn)}, and this manifest names "
+            + ", ".join(sorted(keys.sources)),
+            where=values.where(("sources",)),
+            fix="name just the sources of the lock",
+        )
+    length, packing = keys.sequence_length or old.sequence_length, keys.packing or old.packing.name
+    if packing not in ("concat", "document"):
+        raise UsageError(
+            f"packing: {packing} of the lock puts documents in another order",
+            where=values.where(()),
+            fix="write packing: concat or packing: document",
+        )
+    if length != old.sequence_length and any(stage.sequence_length for stage in old.stages):
+        raise UsageError(
+            f"stages of the lock have shorter rows, parts of {old.sequence_length:,} tokens",
+            where=values.where(("sequence_length",)),
+            fix="leave sequence_length out",
+        )
+    return Mixture(
+        folder=os.path.abspath(values.folder),
+        seed=old.seed,
+        sequence_length=length,
+        packing=PACKINGS[packing](),
+        sources=tuple(
+            SourceSpec(
+                name=name,
+                data=keys.sources[name].data,
+                max_epochs=Fraction(1),
+                loss_weight=Fraction(source.loss_weight or 1),
+            )
+            for name, source in drawn.items()
+        ),
+        stages=(),
+        on_exhausted="error",
+        order=DEFAULT(),
+        values=values,
+    )
 
 
 def filled_in(values: Values, lock: Lock) -> Values:

@@ -5,8 +5,8 @@
       --warnings--> what the sources share
       --publish_plan, Lock.write--> row-plans/, NAME.lock.json
 
-`summary.py` says what a lock holds, `extend.py` makes a longer one, `revise.py` one that goes on
-with other sources and stages.
+`summary.py` says what a lock holds; `revise.py` makes one that goes on, longer or with other
+sources and stages, `like.py` one that draws the documents of another.
 """
 
 from __future__ import annotations
@@ -82,6 +82,17 @@ def mix(
         UsageError, InputError, ValidationError: the manifest or its data are refused.
         ConflictError: another lock is at `output` and `overwrite` is not set.
     """
+    path = lock_path(manifest, output)
+    plan = MixPlan.open(manifest, split(path)[0])
+    return plan.write(path, MixPlan.compile, dry_run=dry_run, overwrite=overwrite)
+
+
+def lock_path(manifest: str, output: str | None) -> str:
+    """Return where the lock of a manifest is written: `output`, or NAME.lock.json beside it.
+
+    Raises:
+        UsageError: it is no place for one.
+    """
     if output is not None:
         refuse_output(output, "--output", "file")
     path = output or os.path.splitext(manifest)[0] + ".lock.json"
@@ -89,8 +100,7 @@ def mix(
         raise UsageError(
             "the output must be a .json file", where=path, fix=f"--output {path}.lock.json"
         )
-    plan = MixPlan.open(manifest, split(path)[0])
-    return plan.write(path, MixPlan.compile, dry_run=dry_run, overwrite=overwrite)
+    return path
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 from olm_data.counts import counted
 from olm_data.dataset.view import ViewInfo
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.lock_format import LockSource, LockStage, ManifestStage
+from olm_data.mixture.lock_format import Likeness, LockSource, LockStage, ManifestStage
 from olm_data.order.slots import FIRST_BLOCK, MAX_BLOCK, TOLERANCE
 from olm_data.printing import Columns, Loss, Share, ShareError, fitted, table
 from olm_data.storage.store import is_remote
@@ -89,6 +89,18 @@ class SourceSummary(msgspec.Struct, frozen=True, kw_only=True):
     loss_weight: float | None = None
 
 
+class LikeSummary(Likeness, frozen=True, kw_only=True):
+    """How a source is like that of another lock; `rows` are drawn of it here."""
+
+    source: str
+    rows: int
+
+
+_LIKE = (
+    *("source", "documents", "rows", "rows_there=there", "tokens", "tokens_there=there"),
+    *("whole_here", "not_here", "cut_here"),
+)
+
 _RUN = (
     *("source", "tokens_available=available", "tokens_in_no_row=in no row", "padding"),
     *("rows", "tokens", "epochs", "max_epochs=max", "share_got=share", "trained"),
@@ -108,9 +120,14 @@ class MixtureSummary(msgspec.Struct, frozen=True, kw_only=True):
     order: str
     stages: list[StageSummary]
     sources: list[SourceSummary]
+    like: list[LikeSummary]
     warnings: list[str]
 
-    COLUMNS: ClassVar = {"sources": Columns(_RUN, total=True), "warnings": None}
+    COLUMNS: ClassVar = {
+        "sources": Columns(_RUN, total=True),
+        "like": Columns(_LIKE, total=True, name="documents of the other lock"),
+        "warnings": None,
+    }
 
 
 def summarise(lock: Lock) -> MixtureSummary:
@@ -124,6 +141,13 @@ def summarise(lock: Lock) -> MixtureSummary:
         order=lock.order.name,
         stages=[_stage(lock, stage) for stage in lock.manifest_stages],
         sources=[_source(lock, index, source) for index, source in enumerate(lock.sources)],
+        like=[
+            LikeSummary(
+                source=source.name, rows=lock.rows_drawn(i), **msgspec.structs.asdict(source.like)
+            )
+            for i, source in enumerate(lock.sources)
+            if source.like is not None
+        ],
         warnings=warnings(lock),
     )
 
@@ -141,7 +165,7 @@ def _stage(lock: Lock, stage: ManifestStage) -> StageSummary:
                 source=source.name,
                 rows=rows,
                 tokens=rows * lock.sequence_length,
-                epochs=rows / source.rows,
+                epochs=source.epochs(rows),
                 share_wanted=float(wanted),
                 share_got=rows / stage.rows,
                 compile_error=float((stage.compiled(index) - wanted) / wanted),
@@ -165,8 +189,8 @@ def _source(lock: Lock, index: int, source: LockSource) -> SourceSummary:
         padding=source.padding(length),
         rows=rows,
         tokens=rows * length,
-        epochs=rows / source.rows,
-        max_epochs=float(Fraction(source.max_epochs)),
+        epochs=source.epochs(rows),
+        max_epochs=float(Fraction(source.max_epochs)) * source.epochs(source.rows),
         share_got=rows / lock.total_rows,
         trained=1.0 if source.trained is None else source.trained / source.tokens,
         loss_weight=float(Fraction(source.loss_weight)) if source.loss_weight else None,
@@ -185,9 +209,9 @@ def warnings(lock: Lock) -> list[str]:
     found = []
     for index, source in enumerate(lock.sources):
         rows = lock.rows_drawn(index)
-        if rows > EPOCHS_TO_WARN * source.rows and lock.order.is_complete(index):
+        if source.epochs(rows) > EPOCHS_TO_WARN and lock.order.is_complete(index):
             found.append(
-                f"source {source.name!r} is repeated {rows / source.rows:.2f} times; "
+                f"source {source.name!r} is repeated {source.epochs(rows):.2f} times; "
                 f"above {EPOCHS_TO_WARN} epochs repeated data helps little"
             )
         if not any(Fraction(stage.wanted[index]) for stage in lock.stages):
@@ -413,7 +437,7 @@ def _members(lock: Lock, stage: ManifestStage) -> tuple[TreeNode, ...]:
             share_compiled=float(sum(stage.compiled(i) for i in drawn)),
             share_got=float(Fraction(rows, stage.rows)),
             rows=rows,
-            epochs=None if name in groups else rows / lock.sources[sources[name]].rows,
+            epochs=None if name in groups else lock.sources[sources[name]].epochs(rows),
             members=tuple(map(node, known)) if name in groups else None,
         )
 

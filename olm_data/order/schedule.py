@@ -179,9 +179,11 @@ class Schedule:
             IndexError: a row outside the run.
         """
         stage, source, ordinal = self.ordinal(rows)
-        epoch, position = np.divmod(ordinal, self.epoch_rows.take(source))
-        row = self.order.rows_at(position, self._epochs(source, epoch))
-        return RowOrigin(stage, source, epoch, row)
+        return RowOrigin(stage, source, *self._drawn(source, ordinal))
+
+    def drawn_rows(self, source: int, ordinals: np.ndarray) -> np.ndarray:
+        """Return the rows int64[m] of a source that the run draws at `ordinals` int64[m] of it."""
+        return self._drawn(np.full(ordinals.shape, source), ordinals)[1]
 
     def rows_of(self, source: int, row: int) -> np.ndarray:
         """Return the global rows, ascending int64, at which row `row` of `source` is seen.
@@ -228,6 +230,11 @@ class Schedule:
             found[here] = self._starts[stage] + block * len(table.source) + slot
         order = np.argsort(found)
         return found[order], wanted[order]
+
+    def _drawn(self, source: np.ndarray, ordinal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return epoch and row, int64[m] each, of the `ordinal`-th draws of sources."""
+        epoch, position = np.divmod(ordinal, self.epoch_rows.take(source))
+        return epoch, self.order.rows_at(position, self._epochs(source, epoch))
 
     def _epochs(self, source: np.ndarray, epoch: np.ndarray) -> SourceEpochs:
         return SourceEpochs(self.seed, self.names, source, self.source_rows.take(source), epoch)

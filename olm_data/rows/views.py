@@ -191,7 +191,7 @@ class LockRows:
             stage=lock.stages[int(origin.stage[0])].name,
             source=lock.sources[source].name,
             epoch=int(origin.epoch[0]),
-            view=None if kept is None else str(kept),
+            view=str(kept or "") or None,
             source_row=source_row,
             first_token=pieces[0][0],
             sequence_length=length,

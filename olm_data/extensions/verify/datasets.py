@@ -142,7 +142,8 @@ def _verify_lock(target: str, report: VerifyReport, scope: Scope) -> None:
         if source.view is not None:
             report.notes.append(
                 f"source {source.name} draws on {source.view.documents:,} of "
-                f"{counted(source.documents, 'document')}: {source.view}"
+                f"{counted(source.documents, 'document')}: "
+                + (f"those of lock {source.like.lock[:12]}" if source.like else f"{source.view}")
             )
         if source.plan is not None:
             _verify_row_plan(Store(lock.folder).child(source.plan.folder), source.plan, report)
