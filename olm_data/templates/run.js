@@ -313,7 +313,7 @@
       row.pieces.forEach((piece, i) => {
         const colour = COLOURS[i % 8];
         strip.append(el("i", { title: `${piece.name}: ${whole(piece.tokens)} tokens`, style: { flexGrow: String(piece.tokens), background: colour } }));
-        part.append(el("pre", { style: { borderLeft: `4px solid ${colour}` } }, el("span", { class: "note" }, `${piece.name} · ${piece.origin}`), piece.loss === null ? "" : el("span", { class: "loss" }, ` · loss ${number(piece.loss)}`), "\n" + piece.text + (piece.cut ? " …" : "")));
+        part.append(el("pre", { style: { borderLeft: `4px solid ${colour}` } }, el("span", { class: "note" }, `${piece.name} · ${piece.origin}` + (piece.trained === null ? "" : ` · trained ${(100 * piece.trained / piece.tokens).toFixed(1)} % of ${whole(piece.tokens)} tokens, underlined`)), piece.loss === null ? "" : el("span", { class: "loss" }, ` · loss ${number(piece.loss)}`), "\n", ...(piece.runs.length ? piece.runs.map(([text, on]) => on ? el("mark", {}, text) : text) : [piece.text]), piece.cut ? " …" : ""));
       });
       body.append(part);
     }

@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -156,7 +156,7 @@ class TokenizerSpec:
     bos: int | None
     eos_token: str | None
     bos_token: str | None
-    special_tokens: Mapping[str, int]
+    special_tokens: Mapping[str, int] = field(hash=False)
     added_tokens: tuple[str, ...]
     unk: int | None
     unk_token: str | None

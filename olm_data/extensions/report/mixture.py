@@ -8,11 +8,14 @@ documents.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import UNSET
 
 from olm_data.counts import scaled
+from olm_data.extensions.show.token_text import trained_runs, trained_tokens
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.summary import TreeNode, summarise, tree, walk
 from olm_data.page import (
@@ -29,7 +32,8 @@ from olm_data.page import (
 )
 from olm_data.rows.fields import IGNORED_LABEL
 from olm_data.rows.reader import RowReader
-from olm_data.rows.views import LockRows, RowView
+from olm_data.rows.views import DocumentView, LockRows, RowView
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -89,23 +93,34 @@ def rows_section(lock: Lock) -> str:
     shown = LockRows(lock)
     views = [shown.view(number) for number in spread(lock.total_rows, SHOWN_ROWS).tolist()]
     remark = note("Each colour is one document; attention and loss stay inside it.")
-    return section("Sample rows", joined([remark, *map(_row, views)]))
+    rows = (_row(view, shown.tokenizer_of(view.source)) for view in views)
+    return section("Sample rows", joined([remark, _legend(views), *rows]))
 
 
-def _row(view: RowView) -> Markup:
+def _legend(views: Sequence[RowView]) -> str:
+    """Return how trained tokens are marked, and what share of these rows they are; "" of all."""
+    pieces = [piece for view in views for piece in view.pieces]
+    if all(piece.trained is UNSET for piece in pieces):
+        return ""
+    return part("trained", sum(map(trained_tokens, pieces)) / sum(len(p.ids) for p in pieces))
+
+
+def _row(view: RowView, tokenizer: TokenizerSpec) -> Markup:
     pieces = []
     for i, piece in enumerate(view.pieces):
         size = piece.stop - piece.start
         name = piece.id or f"document {piece.document}"
         part_of = "" if size == piece.tokens else f", of {piece.tokens:,}"
         origin = f"{piece.input}, {piece.position_kind} {piece.position:,}"
+        if piece.trained is not UNSET:
+            origin += f" \u00b7 trained {100 * trained_tokens(piece) / size:.1f} % of these"
         pieces.append(
             {
                 "name": name,
                 "size": size,
                 "colour": COLOURS[i % len(COLOURS)],
                 "head": f"{name} \u00b7 {size:,} tokens{part_of} \u00b7 {origin}",
-                "text": _shortened(piece.text) if i < SHOWN_PIECES else None,
+                "runs": _shortened(piece, tokenizer) if i < SHOWN_PIECES else None,
             }
         )
     rest = len(view.pieces) - SHOWN_PIECES
@@ -117,12 +132,16 @@ def _row(view: RowView) -> Markup:
     return part("row", title, pieces, more)
 
 
-def _shortened(text: str) -> str:
+def _shortened(piece: DocumentView, tokenizer: TokenizerSpec) -> list[tuple[str, bool]]:
     """Return a text, or its beginning and its end: what stands at a document's borders."""
-    if len(text) <= SHOWN_TEXT:
-        return text
+    if len(piece.text) <= SHOWN_TEXT:
+        return trained_runs(piece, tokenizer)
     half = SHOWN_TEXT // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
+    return [
+        *trained_runs(piece, tokenizer, 0, half),
+        (f"\n[... {len(piece.text) - 2 * half:,} characters ...]\n", False),
+        *trained_runs(piece, tokenizer, len(piece.text) - half),
+    ]
 
 
 TREE_NODES = 200  # of each stage
@@ -232,7 +251,7 @@ def epochs_section(lock: Lock) -> str:
     names = [lock.sources[i].name for i in chosen]
     limits = [drawn[i].max_epochs for i in chosen]
     epochs = np.array(
-        [[stage.rows_by_source[i] / lock.sources[i].rows for i in chosen] for stage in stages]
+        [[lock.sources[i].epochs(stage.rows_by_source[i]) for i in chosen] for stage in stages]
     )  # [stages, sources]
 
     def draw(axes: Axes) -> None:

@@ -15,12 +15,15 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from olm_data.errors import InputError, OlmError, ValidationError, printable
 from olm_data.extensions.show.ledger import PieceLoss, SourceLoss, StepLosses, show_step_losses
 from olm_data.extensions.show.steps import NOT_TAKEN, TRAINED
+from olm_data.extensions.show.token_text import trained_runs, trained_tokens
 from olm_data.rows.views import DocumentView, LockRows
 from olm_data.run_log.log import Step
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 MOST_ROWS = 1 << 20
 """Rows of a step; a log may say anything."""
@@ -31,7 +34,8 @@ MOST_RAISED = 10
 class DocumentPiece(msgspec.Struct, frozen=True):
     """A piece of a document: where it comes from, how many tokens it is, how its text begins.
 
-    `loss` is nats a label in that step, by the ledger; None where that does not say.
+    `loss` is nats a label in that step, by the ledger; None where that does not say. `runs` is the
+    text in stretches, each with whether its tokens are trained; empty where all are.
     """
 
     name: str
@@ -40,6 +44,8 @@ class DocumentPiece(msgspec.Struct, frozen=True):
     text: str
     cut: bool
     loss: float | None = None
+    trained: int | None = None
+    runs: list[tuple[str, bool]] = []
 
 
 class StepRow(msgspec.Struct, frozen=True):
@@ -156,18 +162,28 @@ def _row(rows: LockRows, number: int, most_text: int, costs: _Costs) -> StepRow:
     view = rows.view(number)
     origin = f"stage {view.stage}, source {view.source}, epoch {view.epoch}"
     pieces = [
-        _piece(piece, most_text, costs.of(number, view.source or "", piece))
+        _piece(
+            piece,
+            most_text,
+            costs.of(number, view.source or "", piece),
+            rows.tokenizer_of(view.source),
+        )
         for piece in view.pieces
     ]
     return StepRow(number, printable(origin), pieces)
 
 
-def _piece(piece: DocumentView, most: int, loss: float | None) -> DocumentPiece:
+def _piece(piece: DocumentView, most: int, loss: float | None, tokenizer: TokenizerSpec) -> DocumentPiece:
     name = piece.id or f"document {piece.document:,}"
     part = f"tokens {piece.start:,} to {piece.stop:,} of {piece.tokens:,}"
     origin = f"{piece.input}, {piece.position_kind} {piece.position:,}; {part}"
-    text = "\n".join(map(printable, piece.text[:most].split("\n")))
-    cut = len(piece.text) > most
-    return DocumentPiece(
-        printable(name), printable(origin), piece.stop - piece.start, text, cut, loss
-    )
+    text, cut, size = _lines(piece.text[:most]), len(piece.text) > most, piece.stop - piece.start
+    found = DocumentPiece(printable(name), printable(origin), size, text, cut, loss)
+    if piece.trained is UNSET:
+        return found
+    runs = [(_lines(run), on) for run, on in trained_runs(piece, tokenizer, 0, most)]
+    return msgspec.structs.replace(found, trained=trained_tokens(piece), runs=runs)
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))

@@ -172,12 +172,15 @@ def write_report(
 
 
 def _facts(lock: Lock) -> list[tuple[str, str]]:
+    trained = [1 if s.trained is None else s.trained / s.tokens for s in lock.sources]
+    share = sum(n * lock.rows_drawn(i) for i, n in enumerate(trained)) / lock.total_rows
     return [
         ("sources", f"{len(lock.sources)}"),
         ("rows planned", f"{lock.total_rows:,}"),
         ("tokens planned", f"{lock.total_rows * lock.sequence_length:,}"),
         ("sequence length", f"{lock.sequence_length:,}"),
         ("packing", lock.packing.name),
+        ("trained", f"{100 * share:.1f} % of tokens" if share < 1 else ""),
         ("lock", lock.digest[:12]),
     ]
 

@@ -16,7 +16,7 @@ from olm_data.counts import counted
 from olm_data.errors import printable
 from olm_data.extensions.show.documents import DocumentSightings
 from olm_data.extensions.show.steps import TRAINED, Batches, StepView
-from olm_data.extensions.show.token_text import token_bytes, token_texts
+from olm_data.extensions.show.token_text import token_bytes, token_texts, trained_tokens
 from olm_data.printing import table
 from olm_data.rows.views import DocumentView, RowView
 from olm_data.tokenizer.tokenizer import TokenizerSpec
@@ -148,8 +148,7 @@ def _document(
         head.append("   " + ", ".join(kept))
     head.append(_ids(view, colour))
     if view.trained is not UNSET:
-        count = sum(stop - start for start, stop in view.trained)
-        head.append(f"   {count:,} of these {len(view.ids):,} tokens are trained")
+        head.append(f"   {trained_tokens(view):,} of these {len(view.ids):,} tokens are trained")
     shown = len(view.text) if full else min(len(view.text), most)
     if view.bos:
         head.append("   " + _painted("[BOS]", _SPECIAL, colour))

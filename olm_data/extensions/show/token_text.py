@@ -2,6 +2,7 @@
 
     TokenizerSpec -> TokenBytes | None         id -> bytes, so that whole shards become text at once
     TokenizerSpec, ids -> token_texts          what each token adds to the text, for showing borders
+    DocumentView -> trained_runs               the text, cut where trained tokens begin and end
 
 A byte-level tokenizer (GPT-2 and its kin) has an exact table; of others only the library knows how
 tokens join, and the text is that of `TokenizerSpec.decode`.
@@ -13,11 +14,15 @@ import codecs
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
+from msgspec import UNSET
 
+from olm_data.rows.views import DocumentView
 from olm_data.tokenizer.byte_alphabet import byte_alphabet
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
@@ -64,6 +69,7 @@ class TokenBytes:
         return TokenBytes(data, offsets)
 
 
+@lru_cache(maxsize=4)
 def token_bytes(spec: TokenizerSpec) -> TokenBytes | None:
     """Return the table of a byte-level tokenizer, or None for any other."""
     model = json.loads(spec.json_bytes)
@@ -108,6 +114,33 @@ def token_texts(spec: TokenizerSpec, ids: Sequence[int], table: TokenBytes | Non
     if "".join(texts) == whole:
         return texts
     return [whole, *[""] * (len(ids) - 1)] if len(ids) else []
+
+
+def trained_tokens(view: DocumentView) -> int:
+    """Return how many of the tokens of a view are trained."""
+    runs = [(0, len(view.ids))] if view.trained is UNSET else view.trained
+    return sum(stop - start for start, stop in runs)
+
+
+def trained_runs(
+    view: DocumentView, spec: TokenizerSpec, low: int = 0, high: int | None = None
+) -> list[tuple[str, bool]]:
+    """Return characters [low, high) of the text of a view in stretches: (text, whether trained).
+
+    Where all tokens are trained there is nothing to tell apart, and nothing is marked.
+    """
+    if view.trained is UNSET:
+        return [(view.text[low:high], False)]
+    trained = np.zeros(len(view.ids), bool)
+    for start, stop in view.trained:
+        trained[start:stop] = True
+    last = len(view.ids) - int(view.eos)
+    # a token has a byte at least, a character has four at most
+    body = slice(int(view.bos), last if high is None else min(last, view.bos + 4 * high))
+    sizes = [len(text) for text in token_texts(spec, view.ids[body], token_bytes(spec))]
+    marks = np.repeat(trained[body], sizes).tolist()[low:high]
+    pairs = groupby(zip(view.text[low:high], marks, strict=True), key=itemgetter(1))
+    return [("".join(character for character, _ in run), marked) for marked, run in pairs]
 
 
 def _byte_level(decoder: object) -> bool:
