@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.docs import DocumentRows
@@ -241,7 +242,7 @@ class _Draws:
             seen[:] = 0
 
 
-def _start(ends: Int64, document: Int64) -> Int64:
+def _start(ends: Int64 | NDArray[np.uint64], document: Int64) -> Int64:
     return np.where(document > 0, ends[document - 1], 0)
 
 

@@ -173,7 +173,9 @@ def _row(rows: LockRows, number: int, most_text: int, costs: _Costs) -> StepRow:
     return StepRow(number, printable(origin), pieces)
 
 
-def _piece(piece: DocumentView, most: int, loss: float | None, tokenizer: TokenizerSpec) -> DocumentPiece:
+def _piece(
+    piece: DocumentView, most: int, loss: float | None, tokenizer: TokenizerSpec
+) -> DocumentPiece:
     name = piece.id or f"document {piece.document:,}"
     part = f"tokens {piece.start:,} to {piece.stop:,} of {piece.tokens:,}"
     origin = f"{piece.input}, {piece.position_kind} {piece.position:,}; {part}"
