@@ -23,7 +23,7 @@ def graph() -> changed.Graph:
         # by an import, and by one of a support module
         (
             "olm_train/extensions/hf/attention.py",
-            "olm_train/extensions/hf/test_attention",
+            "olm_train/extensions/hf/test_families",
             "test_prp",
         ),
         ("olm_data/order/prp.py", "olm_data/order/test_prp", "olm_data/storage/test_retry"),

@@ -34,7 +34,10 @@ OTHERS = [
     schema_of(LaunchConfig, "launch.yaml"),
 ]
 BLOCK = re.compile(r"(?:<!-- part of (\S+) -->\n)? *```yaml\n(.*?)^ *```$", re.M | re.S)
-WRITTEN = re.compile(r"^ *cat > \S+\.yaml <<'?(\w+)'?\n(.*?)^ *\1$", re.M | re.S)
+WRITTEN = re.compile(
+    r"(?:<!-- part of (\S+) -->\n```bash\n)?^ *cat > \S+\.yaml <<'?(\w+)'?\n(.*?)^ *\2$",
+    re.M | re.S,
+)
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
@@ -44,7 +47,7 @@ def examples() -> list[Any]:
     for page in PAGES:
         text = page.read_text()
         shown = [(m.start(), m[1], m[2]) for m in BLOCK.finditer(text)]
-        shown += [(m.start(), None, m[2]) for m in WRITTEN.finditer(text)]
+        shown += [(m.start(), m[1], m[3]) for m in WRITTEN.finditer(text)]
         for start, part, content in shown:
             line = text.count("\n", 0, start) + 1
             found.append(pytest.param(part, content, id=f"{page.relative_to(REPOSITORY)}:{line}"))

@@ -21,7 +21,9 @@ ELSEWHERE = {
     "CheckpointerConfig.pre_train_checkpoint": "olm_train/checkpoint/test_manager.py",
     "CheckpointerConfig.save_async": "olm_train/checkpoint/test_manager.py",
     "CheckpointerConfig.save_timeout": "olm_train/checkpoint/test_manager.py",
-    "EMACallback": "olm_train/extensions/averaging/test_ema.py",
+    "ConfigSaverCallback": "olm_train/extensions/monitors/test_metric_saver.py",
+    "DownstreamEvaluatorCallback": "olm_train/extensions/downstream/test_tasks.py",
+    "EMACallback": "olm_train/extensions/averaging/test_model_merge.py",
     "EnvironmentCallback.snapshot": "faults/test_62_other_environment.py",
     "ModelMergeCallback": "olm_train/extensions/averaging/test_model_merge.py",
     "ReplicaCheckerCallback.interval": "faults/test_59_other_replica.py",
@@ -35,8 +37,8 @@ ELSEWHERE = {
     "WandBCallback.group": "olm_train/extensions/tracking/test_command.py",
     "WandBCallback.tags": "olm_train/extensions/tracking/test_command.py",
     "WandBCallback.notes": "olm_train/extensions/tracking/test_command.py",
-    "WandBCallback.cancel_tags": "olm_train/extensions/tracking/test_callback.py",
-    "WandBCallback.cancel_check_interval": "olm_train/extensions/tracking/test_callback.py",
+    "WandBCallback.cancel_tags": "olm_train/extensions/tracking/test_wandb.py",
+    "WandBCallback.cancel_check_interval": "olm_train/extensions/tracking/test_wandb.py",
     "WatchdogCallback.timeout": "support/hung_rank.py",  # of faults/test_61_hung_rank.py
 }
 """Options whose test is not in the file of their class: a process, a fault, or several classes."""
