@@ -184,6 +184,7 @@ def _configuration(folder: Path) -> str:
     last = first + len(NODES) - 1
     return f"""\
 ClusterName=olmtest
+MessageTimeout=100
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
 SlurmdPort={controller + 1}
