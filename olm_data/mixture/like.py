@@ -111,7 +111,8 @@ class _LikePlan(MixPlan):
         draws = _Draws(self.old, index, length + 1, folder, *ends)
         (folder / "in-order").mkdir()
         write_rows(folder / "in-order", self.mixture.packing.pack(ours, draws, length, cost))
-        arrays = (np.load(folder / "in-order" / file, mmap_mode="r") for file in FILES)
+        folder /= "in-order"
+        arrays = (np.load(folder / file, mmap_mode="r", allow_pickle=False) for file in FILES)
         in_order = RowPlan(*arrays)
         rows, pieces = write_rows(folder, _placed(in_order, self.mixture.seed, name))
         stage_rows, most = _measured(in_order, draws.stage_tokens, length)
