@@ -111,8 +111,8 @@ class _LikePlan(MixPlan):
         draws = _Draws(self.old, index, length + 1, folder, *ends)
         (folder / "in-order").mkdir()
         write_rows(folder / "in-order", self.mixture.packing.pack(ours, draws, length, cost))
-        folder /= "in-order"
-        arrays = (np.load(folder / file, mmap_mode="r", allow_pickle=False) for file in FILES)
+        paths = (folder / "in-order" / file for file in FILES)
+        arrays = (np.load(path, mmap_mode="r", allow_pickle=False) for path in paths)
         in_order = RowPlan(*arrays)
         rows, pieces = write_rows(folder, _placed(in_order, self.mixture.seed, name))
         stage_rows, most = _measured(in_order, draws.stage_tokens, length)
