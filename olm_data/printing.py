@@ -5,7 +5,7 @@
     table(rows)      a line a Struct, a column a field
     record(values)   `name  value`, a line each
     cells(rows)      the same as `table`, for pages
-    as_html(result)  the same lines, for notebooks
+    as_html(values)  the same lines, for notebooks
 
 How a number is shown stands at the field's type: `Share`, `Loss`, ... A Struct with tables of its
 own says in `COLUMNS` how they look. On the terminal a column or line without a value, or of 0, is
@@ -76,15 +76,9 @@ def emit(result: Any, as_json: bool, shown: Iterable[str] | None = None) -> None
             click.echo(line)
 
 
-def as_html(result: Any) -> str:
-    """Return a Struct, or named values, as notebooks show them: as lines, which fetch nothing."""
-    plain = isinstance(result, Mapping)
-    shown = (
-        record(result, indent="", width=WITHOUT_TERMINAL)
-        if plain
-        else lines(result, width=WITHOUT_TERMINAL)
-    )
-    text = "\n".join(_safe(shown))
+def as_html(values: Mapping[str, object]) -> str:
+    """Return named values as notebooks show them: a `record`, escaped, which fetches nothing."""
+    text = "\n".join(_safe(record(values, indent="", width=WITHOUT_TERMINAL)))
     return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(text)}</pre>'
 
 

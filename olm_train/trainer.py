@@ -142,13 +142,15 @@ class Trainer(TrainingRun):
         from olm_data.printing import as_html
 
         lock = self.data_loader.lock
-        facts: dict[str, object] = {
+        facts = {
             "save folder": self.save_folder,
             "step": self.step,
             "steps": self.stop_step,
+            "parameters": self.train_module.num_params,
+            "ranks": self.world.size,
+            "mixture": lock and lock.digest,
+            "callbacks": [*self.callbacks],
         }
-        facts |= {"parameters": self.train_module.num_params, "ranks": self.world.size}
-        facts |= {"mixture": lock and lock.digest, "callbacks": [*self.callbacks]}
         return as_html(facts)
 
     # ---- the loop ------------------------------------------------------------------------------

@@ -171,15 +171,19 @@ class Dataset(Sequence[Document]):
         """Return what notebooks show: its facts."""
         from olm_data.printing import as_html  # of no use to a run
 
-        totals, inputs = self.manifest.totals, len(self.manifest.inputs)
-        facts: dict[str, object] = {
+        totals = self.manifest.totals
+        facts = {
             "place": self.store.root,
             "tokens": totals.tokens,
             "documents": totals.documents,
+            "text bytes": totals.text_bytes,
+            "dropped": self.manifest.dropped,
+            "inputs": len(self.manifest.inputs),
+            "shards": len(self.manifest.shards),
+            "dtype": self.dtype.name,
+            "tokenizer": self.tokenizer_name,
+            "digest": self.digest,
         }
-        facts |= {"text bytes": totals.text_bytes, "dropped": self.manifest.dropped}
-        facts |= {"inputs": inputs, "shards": len(self.manifest.shards), "dtype": self.dtype.name}
-        facts |= {"tokenizer": self.tokenizer_name, "digest": self.digest}
         return as_html(facts)
 
     @property

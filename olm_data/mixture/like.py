@@ -31,9 +31,9 @@ from olm_data.mixture.mix import MixPlan, MixResult, PackedSource, lock_path, op
 from olm_data.order.base import Int64, SourceEpochs
 from olm_data.order.shuffled import Shuffled
 from olm_data.order.slots import exact_parts
-from olm_data.packing.base import PackedRows, PackingCost
+from olm_data.packing.base import PackedRows, PackingCost, ranges
 from olm_data.packing.concat import StreamRows
-from olm_data.packing.row_plan import FILES, WINDOW, PlanInfo, RowPlan, documents
+from olm_data.packing.row_plan import FILES, WINDOW, RowPlan, documents, info_of
 from olm_data.packing.row_plan import write as write_rows
 
 _ROWS = 1 << 14
@@ -114,17 +114,9 @@ class _LikePlan(MixPlan):
         paths = (folder / "in-order" / file for file in FILES)
         arrays = (np.load(path, mmap_mode="r", allow_pickle=False) for path in paths)
         in_order = RowPlan(*arrays)
-        rows, pieces = write_rows(folder, _placed(in_order, self.mixture.seed, name))
+        size = write_rows(folder, _placed(in_order, self.mixture.seed, name))
         stage_rows, most = _measured(in_order, draws.stage_tokens, length)
-        plan = PlanInfo(
-            rows=rows,
-            pieces=pieces,
-            tokens=cost.tokens,
-            cut=cost.cut_long,
-            dropped=cost.dropped,
-            most_pieces=most,
-            sha256=RowPlan.digests(folder),
-        )
+        plan = info_of(folder, size, cost, most)
         like = Likeness(
             lock=self.old.digest,
             documents=draws.begun,
@@ -251,18 +243,11 @@ def _length(ends: Int64, document: Int64) -> Int64:
     return np.asarray(ends[document]) - _start(ends, document)
 
 
-def _ranges(first: Int64, counts: Int64) -> Int64:
-    """Return first[i], first[i] + 1, ... of `counts` int64 [n], one range after another."""
-    before = np.cumsum(counts) - counts
-    ranges: Int64 = np.repeat(first - before, counts) + np.arange(counts.sum())
-    return ranges
-
-
 def _pieces(plan: RowPlan, rows: Int64) -> tuple[Int64, Int64, Int64]:
     """Return first token and tokens of each piece of some rows, and the pieces of each row."""
     low = _start(plan.ends, rows).astype(np.int64)
     counts = plan.ends[rows].astype(np.int64) - low
-    at = _ranges(low, counts)
+    at = ranges(low, counts)
     return plan.starts[at].astype(np.int64), plan.lengths[at].astype(np.int64), counts
 
 
@@ -274,7 +259,7 @@ def _inputs(
         low = rows * sequence_length
         first = np.searchsorted(ends, low, side="right")
         counts = np.searchsorted(ends, low + sequence_length - 1, side="right") - first + 1
-        document, low = _ranges(first, counts), np.repeat(low, counts)
+        document, low = ranges(first, counts), np.repeat(low, counts)
         start = np.maximum(low, _start(ends, document))
         inputs = np.minimum(low + sequence_length, ends[document]) - start
     else:
@@ -311,26 +296,7 @@ def _measured(plan: RowPlan, bounds: list[int], sequence_length: int) -> tuple[I
 
 def _refuse_others(theirs: Dataset, ours: Dataset, where: str) -> None:
     """Refuse a dataset that has not the documents of the lock's, one by one."""
-    if theirs.digest == ours.digest:
-        return
-    different, number = "", 0
-    for one, other in zip_longest(theirs.manifest.shards, ours.manifest.shards):
-        if one is None or other is None or one.documents != other.documents:
-            different = "its shards hold other numbers of documents"
-            break
-        rows = (
-            DocumentRows(dataset.store, shard.name, shard.documents).batches(_COLUMNS)
-            for dataset, shard in ((theirs, one), (ours, other))
-        )
-        for batch, again in zip(*rows, strict=False):
-            if not batch.equals(again):
-                pairs = zip(batch.to_pylist(), again.to_pylist(), strict=False)
-                here = number + next((n for n, (a, b) in enumerate(pairs) if a != b), 0)
-                different = f"document {here:,} is another one"
-                break
-            number += batch.num_rows
-        if different:
-            break
+    different = "" if theirs.digest == ours.digest else _difference(theirs, ours)
     if different:
         raise InputError(
             f"this dataset has other documents than that of the lock: {different}",
@@ -338,3 +304,21 @@ def _refuse_others(theirs: Dataset, ours: Dataset, where: str) -> None:
             why="the lock draws documents by their numbers",
             fix=f"make it by olm-data tokenize --like {printable(theirs.store.root)}",
         )
+
+
+def _difference(theirs: Dataset, ours: Dataset) -> str:
+    """Return where the documents of two datasets first differ, "" where they do not."""
+    number = 0
+    for one, other in zip_longest(theirs.manifest.shards, ours.manifest.shards):
+        if one is None or other is None or one.documents != other.documents:
+            return "its shards hold other numbers of documents"
+        there, here = (
+            DocumentRows(dataset.store, shard.name, shard.documents).table(_COLUMNS)
+            for dataset, shard in ((theirs, one), (ours, other))
+        )
+        if not there.equals(here):
+            pairs = zip(there.to_pylist(), here.to_pylist(), strict=True)
+            number += next(n for n, (a, b) in enumerate(pairs) if a != b)
+            return f"document {number:,} is another one"
+        number += one.documents
+    return ""

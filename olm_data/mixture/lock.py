@@ -27,12 +27,7 @@ from olm_data.dataset.manifest import decode_manifest, read_manifest
 from olm_data.dataset.shard import Verify
 from olm_data.decoding import convert
 from olm_data.errors import ConflictError, InputError, OlmError, ValidationError, quoted
-from olm_data.mixture.lock_format import (
-    LockFile,
-    is_consistent,
-    strange_name,
-    take_order,
-)
+from olm_data.mixture.lock_format import LockFile, is_consistent, strange_name, take_order
 from olm_data.order.base import Order
 from olm_data.order.orders import lock_key
 from olm_data.order.schedule import VERSION as ORDER
@@ -50,32 +45,6 @@ from olm_data.threads import in_order
 
 FORMAT, VERSION = "olm-mixture-lock", 1
 UNDIGESTED = ("digest", "tools", "locations")
-
-
-class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a notebook shows of a source."""
-
-    name: str
-    tokens: int
-    rows: int
-    documents: int
-
-
-class LockFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a notebook shows of a lock; `olm-data show` tells more.
-
-    Attributes:
-        stages: how many.
-    """
-
-    digest: str
-    seed: int
-    sequence_length: int
-    rows: int
-    order: str
-    packing: str
-    stages: int
-    sources: list[SourceFacts]
 
 
 class Lock(LockFile, frozen=True, kw_only=True):
@@ -107,19 +76,16 @@ class Lock(LockFile, frozen=True, kw_only=True):
         """Return what notebooks show: its facts."""
         from olm_data.printing import as_html  # of no use to a run
 
-        facts = LockFacts(
-            digest=self.digest,
-            seed=self.seed,
-            sequence_length=self.sequence_length,
-            rows=self.total_rows,
-            order=self.order.name,
-            packing=self.packing.name,
-            stages=len(self.stages),
-            sources=[
-                SourceFacts(name=s.name, tokens=s.tokens, rows=s.rows, documents=s.documents)
-                for s in self.sources
-            ],
-        )
+        facts = {
+            "digest": self.digest,
+            "seed": self.seed,
+            "sequence length": self.sequence_length,
+            "rows": self.total_rows,
+            "order": self.order.name,
+            "packing": self.packing.name,
+            "stages": [stage.label for stage in self.stages],
+            "sources": [f"{one.name}: {one.tokens:,} tokens" for one in self.sources],
+        }
         return as_html(facts)
 
     @property

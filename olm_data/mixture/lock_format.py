@@ -95,6 +95,11 @@ class LockSource(
     loss_weight: str | None = None
     like: Likeness | None = None
 
+    @property
+    def trained_share(self) -> float:
+        """Share of its dataset's tokens that is trained."""
+        return 1.0 if self.trained is None else self.trained / self.tokens
+
     def epochs(self, rows: int) -> float:
         """Return how often its documents are seen in `rows` of its rows, in the mean."""
         often = self.like.documents / self.view.documents if self.like and self.view else 1

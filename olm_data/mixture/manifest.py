@@ -244,7 +244,8 @@ def mixture_like(path: str | Path, old: Lock) -> Mixture:
     """
     values = Values.read(path, example="manifest.yaml", numbers="exact", digits_only=True)
     decided = (fields_of(ManifestKeys).keys() - fields_of(LikeKeys).keys()) & values.data.keys()
-    for key in sorted(decided):
+    if decided:
+        key = min(decided)
         raise UsageError(
             f"--like takes {key} from the lock", where=values.where((key,)), fix="leave it out"
         )

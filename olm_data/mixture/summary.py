@@ -192,7 +192,7 @@ def _source(lock: Lock, index: int, source: LockSource) -> SourceSummary:
         epochs=source.epochs(rows),
         max_epochs=float(Fraction(source.max_epochs)) * source.epochs(source.rows),
         share_got=rows / lock.total_rows,
-        trained=1.0 if source.trained is None else source.trained / source.tokens,
+        trained=source.trained_share,
         loss_weight=float(Fraction(source.loss_weight)) if source.loss_weight else None,
         view=None
         if source.view is None

@@ -112,3 +112,9 @@ def cut_documents(
         inside = (row - (ends - counts)[document]) * sequence_length
         size = np.minimum(sequence_length + 1, lengths[document] - inside)
         yield PackedRows(starts[document] + inside, size, np.ones(len(row), np.int64))
+
+
+def ranges(first: Int64, counts: Int64) -> Int64:
+    """Return first[i], first[i] + 1, ... of `counts[i]` int64 [n], one range after another."""
+    found: Int64 = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+    return found

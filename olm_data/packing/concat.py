@@ -19,7 +19,7 @@ import numpy as np
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.packing import base
-from olm_data.packing.base import Documents, Int64, PackedRows, Packing, PackingCost
+from olm_data.packing.base import Documents, Int64, PackedRows, Packing, PackingCost, ranges
 
 Rows = TypeVar("Rows", int, np.ndarray)
 
@@ -114,7 +114,7 @@ def _rows(starts: Int64, lengths: Int64, ends: Int64, i: int, j: int, size: int)
     first = np.searchsorted(ends, low, side="right")
     last = np.searchsorted(ends, low + size, side="right")
     counts = last - first + 1
-    document = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+    document = ranges(first, counts)
     before = (ends - lengths)[document]
     begin = np.maximum(np.repeat(low, counts), before)
     stop = np.minimum(np.repeat(low + size + 1, counts), ends[document])

@@ -279,7 +279,18 @@ def write_plan(
             most = max(most, int(part.counts.max(initial=0)))
             yield part
 
-    rows, pieces = write(folder, watched())
+    return info_of(folder, write(folder, watched()), cost, most)
+
+
+def info_of(folder: Path, size: tuple[int, int], cost: PackingCost, most: int) -> PlanInfo:
+    """Return what is recorded of a plan in a local folder.
+
+    Args:
+        size: its rows and pieces.
+        cost: what packing them has cost.
+        most: pieces of the row with most of them.
+    """
+    rows, pieces = size
     return PlanInfo(
         rows=rows,
         pieces=pieces,

@@ -172,8 +172,8 @@ def write_report(
 
 
 def _facts(lock: Lock) -> list[tuple[str, str]]:
-    trained = [1 if s.trained is None else s.trained / s.tokens for s in lock.sources]
-    share = sum(n * lock.rows_drawn(i) for i, n in enumerate(trained)) / lock.total_rows
+    trained = (s.trained_share * lock.rows_drawn(i) for i, s in enumerate(lock.sources))
+    share = sum(trained) / lock.total_rows
     return [
         ("sources", f"{len(lock.sources)}"),
         ("rows planned", f"{lock.total_rows:,}"),
