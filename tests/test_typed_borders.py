@@ -21,6 +21,7 @@ _SCHEDULER = "a scheduler's own document, which its schema checks"
 
 FREE: dict[str, str] = {
     "olm_data/config/docs.py parts_by_name": "classes of parts, whatever they are",
+    "olm_data/printing.py as_html": "values of any kind, by the names they are shown with",
     "olm_data/printing.py record": "values of any kind, by the names they are shown with",
     "olm_train/callbacks/config.py CallbacksConfig.kinds": "classes of parts, whatever they are",
     "olm_train/extensions/auto/module.py NextTokenModule.parts": _PARTS,
