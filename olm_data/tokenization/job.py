@@ -41,6 +41,7 @@ from olm_data.tokenization.dedup import (
     read_drops,
     write_keys,
 )
+from olm_data.tokenization.encoded_parts import LONG_TASK, EncodedParts
 from olm_data.tokenization.near_duplicates import find_band_keys
 from olm_data.tokenization.pipeline import TaskPipeline
 from olm_data.tokenization.quarantine import Quarantine
@@ -218,6 +219,8 @@ class TokenizeJob(PlanJob):
         """
         pa.set_cpu_count(1)  # parallelism is the runner's
         name, settings = self.plan.shard(task), self.plan.settings
+        long = self.plan.text_bytes(task) > LONG_TASK
+        parts = EncodedParts(self.splits[0], self.plan.digest, name) if long else None
         pipeline = TaskPipeline(
             inputs=self.inputs,
             read=self.read,
@@ -227,6 +230,7 @@ class TokenizeJob(PlanJob):
             evaluated=self.evaluated,
             listed={reason: [] for reason in LISTED},
             encoder=self.text_encoder,
+            parts=parts,
             bos=self.tokenizer.bos,
             eos=self.tokenizer.eos,
             holdout_below=settings.holdout_below,
@@ -269,6 +273,8 @@ class TokenizeJob(PlanJob):
                         lines = "".join(f"{id}\n" for id in ids).encode()
                         self.splits[0].put(f"{LISTED[reason]}/{name}.txt", lines, limit=MAX_COUNT)
                 result = self._commit(writers, accounts)
+                if parts is not None:
+                    parts.clear()
             report(write_us=int((perf_counter() - begun) * 1e6))
             return result
 

@@ -54,6 +54,7 @@ from olm_data.sources.base import DocumentBatch, Drop
 from olm_data.sources.buffers import choose, without
 from olm_data.tokenization.batches import EncodedBatch, HashedBatch, delimit, document_rows
 from olm_data.tokenization.decontaminate import EvalTexts
+from olm_data.tokenization.encoded_parts import EncodedParts
 from olm_data.tokenization.quarantine import Quarantine
 
 T = TypeVar("T")
@@ -191,6 +192,7 @@ class TaskPipeline:
         listed: reason -> filled with the ids of the documents dropped for it, of those that have
             one.
         encoder: what encodes.
+        parts: what is encoded already, and keeps what more is; None keeps nothing.
         bos, eos: ids before / after each document, or None.
         holdout_below: documents whose content hash is below this are held out.
     """
@@ -203,6 +205,7 @@ class TaskPipeline:
     evaluated: EvalTexts | None = None
     listed: Mapping[str, list[str]] = field(default_factory=dict)
     encoder: TextEncoder
+    parts: EncodedParts | None = None
     bos: int | None
     eos: int | None
     holdout_below: int
@@ -311,7 +314,7 @@ class TaskPipeline:
             [pa.nulls(0, kind) for kind in schema.types], schema=schema
         )
         if batch.documents:  # else it is here for what was dropped
-            made = self.encoder.encode(batch.data, batch.offsets, place)
+            made = self._made(hashed, place)
             batch, made, digests = self._left_out(batch, made, digests)
             rows = document_rows(batch, content_hashes(digests), self.read.keep_schema)
         return EncodedBatch(
@@ -321,6 +324,16 @@ class TaskPipeline:
             digests=digests,
             text_bytes=len(batch.data),
         )
+
+    def _made(self, hashed: HashedBatch, place: Callable[[int], str]) -> Encoded:
+        batch, parts = hashed.batch, self.parts
+        if parts is None:
+            return self.encoder.encode(batch.data, batch.offsets, place)
+        made = parts.find(hashed.digests)
+        if made is None:
+            made = self.encoder.encode(batch.data, batch.offsets, place)
+            parts.keep(hashed.digests, made)
+        return made
 
     def _left_out(
         self, batch: DocumentBatch, made: Encoded, digests: bytes

@@ -35,14 +35,13 @@ from olm_data.storage.names import is_unicode
 from olm_data.storage.output_paths import refuse_output
 from olm_data.tokenization.base_dataset import BaseDataset
 from olm_data.tokenization.decontaminate import EvalTexts, read_texts, stored_texts
+from olm_data.tokenization.encoded_parts import LONG_TASK
 from olm_data.tokenization.near_duplicates import parse_bands
 from olm_data.tokenization.recipe import Recipe
 from olm_data.tokenization.select_documents import select_documents
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 
 DEFAULT_TOKENIZER = "gpt2"
-LONG_TASK = 8 << 30
-"""Bytes of text of a task that the user is told of where nothing shorter can be made of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +144,9 @@ def _uncut(plan: Plan) -> list[str]:
     most = max(long, key=lambda unit: unit.bytes)
     return [
         f"{printable(plan.inputs[most.input].path)}: about {most.bytes / 1e9:,.0f} GB of text that "
-        "cannot be cut: one process reads it, and from its beginning where it is killed "
-        f"({counted(len(long), 'such input')}); several files, or one that is not compressed, are "
-        "shared and kept part by part"
+        "cannot be cut: one process encodes it, and where it is killed the next one reads it from "
+        f"its beginning ({counted(len(long), 'such input')}); several files, or one that is not "
+        "compressed, are shared among processes"
     ]
 
 
