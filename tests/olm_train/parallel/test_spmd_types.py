@@ -1,0 +1,252 @@
+"""A second judge of what is summed over ranks: spmd_types, which types tensors along axes of ranks.
+
+    parallelize     -> ranks over which FSDP2 sums a gradient -> the type of its parameter:
+                       R summed, V of the rank's own part, I alike on all ranks and not summed
+    our exchanges   -> collectives that they call, forward and backward -> what they make of a type
+    typed decoder   -> types of all it computes -> a loss that is to be summed, or alike on all
+
+All runs in one process on a fake process group: values mean nothing, types are what is checked. Not
+seen: what FSDP2 and DDP do in their hooks, and torch's pipeline, which call no function of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.batches import make_batch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._api import _ToTorchTensor
+
+from olm_train.data.batch import Batch
+from olm_train.data.dealing import ContextShare, Dealing, SequenceSlice
+from olm_train.distributed.world import World
+from olm_train.model import loss as losses
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder, build_decoder
+from olm_train.model.loss_chunked import _Chunked
+from olm_train.model.loss_config import LossConfig
+from olm_train.model.norm import _RMSNorm
+from olm_train.model.rope import _Rotation
+from olm_train.model.shards import TENSOR
+from olm_train.parallel import apply, tensor
+from olm_train.parallel.config import ContextParallelConfig, DataParallelConfig
+from olm_train.parallel.context import ContextParallel, Exchange
+from olm_train.parallel.exchange import _BothWays
+from olm_train.parallel.mesh import WHOLE, Mesh
+from olm_train.parallel.tensor import Ranks, TensorParallel
+
+spmd = pytest.importorskip("spmd_types")
+from spmd_types import I, P, R, V, rules  # noqa: E402
+from spmd_types._raw_dist import RAW_DIST_RULES  # noqa: E402
+from spmd_types._state import _current_mode  # noqa: E402
+from spmd_types._testing import fake_pg  # noqa: E402
+from spmd_types.checker import typecheck  # noqa: E402
+
+MODEL = DecoderConfig(
+    vocab_size=96,
+    d_model=32,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    feed_forward={"hidden_size": 48},
+    attention={"qk_norm": "head", "backend": "sdpa"},
+)
+AXES = ("dp_shard", "cp", "tp")
+REAL = {
+    name: getattr(dist, name)
+    for name in ("all_gather_single", "reduce_scatter_single", "all_reduce", "all_to_all_single")
+}
+MADE = {  # by collectives forward and backward: what they take, and what they make of it
+    ("all_gather_single", "reduce_scatter_single"): ((V,), R),
+    ("all_gather_single", ""): ((V,), I),
+    ("reduce_scatter_single", "all_gather_single"): ((V, P), V),
+    ("all_reduce", "all_reduce"): ((V, P), R),
+    ("all_reduce", ""): ((V, P), I),
+    ("all_to_all_single", "all_to_all_single"): ((V,), V),
+}
+
+
+class Context(SimpleNamespace):
+    """Keeps what a function of autograd gives its context."""
+
+    def save_for_backward(self, *kept: Tensor) -> None:
+        self.saved_tensors = kept
+
+    def mark_non_differentiable(self, *_: Tensor) -> None: ...
+
+
+@contextmanager
+def heard() -> Iterator[list[tuple[str, Any]]]:
+    """Names and groups of the collectives that are called within; a maximum sums nothing."""
+    calls: list[tuple[str, Any]] = []
+
+    def hear(name: str, *args: Any, **options: Any) -> Any:
+        if options.get("op", dist.ReduceOp.SUM) == dist.ReduceOp.SUM:
+            calls.append((name, options["group"]))
+        return REAL[name](*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in REAL:
+            patch.setattr(dist, name, partial(hear, name))
+        yield calls
+
+
+def exchanged(function: Any, x: Tensor, args: tuple[Any, ...]) -> Any:
+    """What a function of ours makes of the type of `x`, by what its own code exchanges."""
+    context = Context()
+    plain = [each.detach().clone() if isinstance(each, Tensor) else each for each in args]
+    with heard() as forward:
+        out = function.forward(context, *plain)
+    with heard() as backward:
+        function.backward(context, torch.ones_like(out[0] if isinstance(out, tuple) else out))
+    if function is tensor._ByRows:
+        backward.remove(forward[0])  # tokens are gathered again
+    calls = tuple("+".join(name for name, _ in each) for each in (forward, backward))
+    (group,) = {group for _, group in forward + backward}
+    taken, made = MADE.get(calls, ((), V))
+    if (found := spmd.get_axis_local_type(x, group)) not in taken:
+        raise spmd.SpmdTypeError(f"{function.__name__}: {calls} of {found}")
+    typed = rules.NdimWithSpmdType(x.ndim)
+    spmd.assert_type(typed, {**spmd.get_local_type(x), spmd.normalize_axis(group): made})
+    return typed
+
+
+def of_exchange(out: Tensor, *, x: Tensor, there: Any, back: Any) -> None:
+    rules.ignore(x)
+    spmd.assert_type(out, spmd.get_local_type(exchanged(_BothWays, x, (x, there, back))))
+
+
+def of_rows(*, x: Tensor, weight: Tensor, bias: Any, ranks: Any) -> Any:
+    rules.ignore(x)
+    every = exchanged(tensor._ByRows, x, (x, weight, bias, ranks))
+    return rules.einsum("...k,nk->...n", every, weight)
+
+
+def of_part(
+    out: Any, *, logits: Any, labels: Any, weights: Any, z_multiplier: Any, ranks: Any, first: Any
+) -> None:
+    rules.ignore(logits, labels)
+    args = (logits, labels, weights, z_multiplier, ranks, first)
+    found = spmd.get_local_type(exchanged(tensor._CrossEntropy, logits, args))
+    for each in out:
+        spmd.assert_type(each, found)
+
+
+def of_chunks(
+    out: Any, *, x: Any, weight: Any, labels: Any, weights: Any, head: Any, sums: Any
+) -> None:
+    """The loss, once more and at once."""
+    rules.ignore(x, weight, labels)
+    with _current_mode():
+        again = sums(head.of_products(x.flatten(0, -2) @ weight.t()), labels.flatten(), weights)
+    for each, typed in zip(out, again, strict=True):
+        if each is not None:
+            spmd.assert_type(each, spmd.get_local_type(typed))
+
+
+def gathers(func: Any, args: Any, options: Any) -> None:
+    """`all_gather_single` of what needs no gradient, into memory that says nothing yet."""
+    out, given = args
+    axis = spmd.normalize_axis(options["group"])
+    assert spmd.get_axis_local_type(given, axis) is V
+    spmd.runtime._set_local_type(out, {**spmd.get_local_type(given), axis: R})
+
+
+@pytest.fixture(autouse=True)
+def _rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks = {_BothWays: of_exchange, tensor._ByRows: of_rows, tensor._CrossEntropy: of_part}
+    for function, hook in {**hooks, _Chunked: of_chunks}.items():
+        monkeypatch.setattr(function, "spmd_typecheck", staticmethod(hook), raising=False)
+    monkeypatch.setitem(RAW_DIST_RULES, dist.all_gather_single, gathers)
+    for function in (_RMSNorm, _Rotation, losses._CrossEntropy):
+        spmd.register_local_autograd_function(function)
+
+
+def summed_over(parameter: Any, mesh: Mesh) -> dict[str, Any]:
+    """The type along each axis that what FSDP2 does with the gradient makes right."""
+    names, ranks = parameter.device_mesh.mesh_dim_names, parameter.device_mesh.mesh
+    cut = TENSOR in names
+    ranks = ranks[..., 0] if cut else ranks  # of rank 0, the first along each axis
+    places = [mesh.coordinates(rank) for rank in ranks.flatten().tolist()]
+    apart = {axis for axis in AXES if len({place[axis] for place in places}) > 1}
+    return {a: R if a in apart else V if cut and a == "tp" else I for a in AXES}
+
+
+def judge(mesh: Mesh, exchange: str = "gather") -> None:
+    """Type one forward and backward pass of rank 0.
+
+    Raises:
+        SpmdTypeError: a gradient would not be the sum that it has to be.
+    """
+    with fake_pg(mesh.size):
+        world = World(rank=0, size=mesh.size, sharers=mesh.cp * mesh.tp)
+        choice = LossConfig().choose(MODEL, microbatch=64, compiling=False)
+        made: list[tuple[Decoder, TensorParallel | None]] = []
+        for _ in range(2):
+            model = build_decoder(MODEL, device="meta", dtype=torch.float32)
+            cut = TensorParallel(model, choice, mesh, world) if mesh.tp > 1 else None
+            made.append((model, cut))
+        (spread, cut), (model, parts) = made
+        apply.parallelize(spread, DataParallelConfig(param_dtype="float32"), world, cp=mesh.cp, tensor=cut)
+        types = {name: summed_over(p, mesh) for name, p in spread.named_parameters()}
+        model.to_empty(device="cpu")
+        batch: Batch = make_batch([[32], [16, 16]], vocab_size=96)
+        loss: Callable[..., Any] = choice.build()
+        here: dict[str, Any] = dict.fromkeys(AXES, R) | {"dp_shard": V}
+        if mesh.cp > 1:
+            context = ContextParallel(
+                ContextParallelConfig(degree=mesh.cp, exchange=exchange), model, mesh, world
+            )
+            dealt = Dealing(mesh.cp, MODEL.windows)(batch)
+            batch = ContextShare.take(dealt, context.rank, context.contexts)
+        shared = batch
+        if parts is not None:
+            batch, loss = SequenceSlice.take(batch, 0, mesh.tp), parts.loss
+        axes = init_device_mesh("cpu", tuple(map(mesh.degree, AXES)), mesh_dim_names=AXES)
+        with spmd.set_current_mesh(axes), typecheck(), pytest.MonkeyPatch.context() as patch:
+            typed: dict[int, Any] = {}
+            for name, parameter in model.named_parameters():
+                typed[id(parameter)] = types[name]
+                if not isinstance(parameter, DTensor):
+                    spmd.assert_type(parameter, types[name])
+
+            def to_local(given: Any, *args: Any) -> Tensor:
+                out: Tensor = _ToTorchTensor.apply(given, *args)
+                return spmd.assert_type(out, typed[id(given)])
+
+            patch.setattr(_ToTorchTensor, "typecheck_forward", staticmethod(to_local))
+            own = here | {"cp": V} if mesh.cp > 1 else here
+            annotate(getattr(shared, "whole", shared), here)
+            annotate(shared, own)
+            annotate(batch, own | {"tp": V})
+            sums = batch.through(model, partial(loss, labels=batch.labels))
+            total = sums.total
+            for axis in ("dp_shard", "cp"):
+                if mesh.degree(axis) > 1:  # type: ignore[arg-type]
+                    total = spmd.reinterpret(total, axis, src=V, dst=P)
+            total.backward()
+
+
+def annotate(batch: Batch, types: dict[str, Any]) -> None:
+    for name in ("input_ids", "labels", "cu_seqlens", "rows", "dealt", "places"):
+        value = getattr(batch, name, None)
+        if isinstance(value, Tensor) and not spmd.has_local_type(value):
+            spmd.assert_type(value, types)
+
+
+def test_try():
+    judge(Mesh(dp_shard=2))
+def test_try2():
+    judge(Mesh(cp=2))
+def test_try3():
+    judge(Mesh(tp=2))
