@@ -30,19 +30,21 @@ from torch.distributed.tensor._api import _ToTorchTensor
 from olm_train.data.batch import Batch
 from olm_train.data.dealing import ContextShare, Dealing, SequenceSlice
 from olm_train.distributed.world import World
+from olm_train.expert_balance import ExpertBalance
 from olm_train.model import loss as losses
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder, build_decoder
 from olm_train.model.loss_chunked import _Chunked
 from olm_train.model.loss_config import LossConfig
+from olm_train.model.mixture import MixtureConfig, Routed, StepBalance
 from olm_train.model.norm import _RMSNorm
 from olm_train.model.rope import _Rotation
 from olm_train.model.shards import TENSOR
 from olm_train.parallel import apply, tensor
 from olm_train.parallel.config import ContextParallelConfig, DataParallelConfig
 from olm_train.parallel.context import ContextParallel, Exchange
-from olm_train.parallel.exchange import _BothWays
-from olm_train.parallel.mesh import WHOLE, Mesh
+from olm_train.parallel.exchange import _BothWays, both_ways, device_mesh
+from olm_train.parallel.mesh import Axis, Mesh
 from olm_train.parallel.tensor import Ranks, TensorParallel
 
 spmd = pytest.importorskip("spmd_types")
@@ -61,7 +63,7 @@ MODEL = DecoderConfig(
     feed_forward={"hidden_size": 48},
     attention={"qk_norm": "head", "backend": "sdpa"},
 )
-AXES = ("dp_shard", "cp", "tp")
+AXES: tuple[Axis, ...] = ("dp_shard", "cp", "tp")
 REAL = {
     name: getattr(dist, name)
     for name in ("all_gather_single", "reduce_scatter_single", "all_reduce", "all_to_all_single")
@@ -109,12 +111,13 @@ def exchanged(function: Any, x: Tensor, args: tuple[Any, ...]) -> Any:
         out = function.forward(context, *plain)
     with heard() as backward:
         function.backward(context, torch.ones_like(out[0] if isinstance(out, tuple) else out))
-    if function is tensor._ByRows:
-        backward.remove(forward[0])  # tokens are gathered again
+    if function is tensor._ByRows:  # gathers its tokens again
+        backward = [call for call in backward if call not in forward]
     calls = tuple("+".join(name for name, _ in each) for each in (forward, backward))
-    (group,) = {group for _, group in forward + backward}
+    group = next((group for _, group in forward + backward), None)
     taken, made = MADE.get(calls, ((), V))
-    if (found := spmd.get_axis_local_type(x, group)) not in taken:
+    found = None if group is None else spmd.get_axis_local_type(x, group)
+    if found not in taken:
         raise spmd.SpmdTypeError(f"{function.__name__}: {calls} of {found}")
     typed = rules.NdimWithSpmdType(x.ndim)
     spmd.assert_type(typed, {**spmd.get_local_type(x), spmd.normalize_axis(group): made})
@@ -154,6 +157,14 @@ def of_chunks(
             spmd.assert_type(each, spmd.get_local_type(typed))
 
 
+def adds(func: Any, args: Any, options: Any) -> None:
+    """`all_reduce` of what needs no gradient, other values on each rank."""
+    axis, own = spmd.normalize_axis(dist.group.WORLD), spmd.get_local_type(args[0])
+    if own[axis] is not V:
+        raise spmd.SpmdTypeError(f"all_reduce of what is {own[axis]}")
+    own[axis] = R
+
+
 def gathers(func: Any, args: Any, options: Any) -> None:
     """`all_gather_single` of what needs no gradient, into memory that says nothing yet."""
     out, given = args
@@ -168,6 +179,7 @@ def _rules(monkeypatch: pytest.MonkeyPatch) -> None:
     for function, hook in {**hooks, _Chunked: of_chunks}.items():
         monkeypatch.setattr(function, "spmd_typecheck", staticmethod(hook), raising=False)
     monkeypatch.setitem(RAW_DIST_RULES, dist.all_gather_single, gathers)
+    monkeypatch.setitem(RAW_DIST_RULES, dist.all_reduce, adds)
     for function in (_RMSNorm, _Rotation, losses._CrossEntropy):
         spmd.register_local_autograd_function(function)
 
@@ -197,7 +209,9 @@ def judge(mesh: Mesh, exchange: str = "gather") -> None:
             cut = TensorParallel(model, choice, mesh, world) if mesh.tp > 1 else None
             made.append((model, cut))
         (spread, cut), (model, parts) = made
-        apply.parallelize(spread, DataParallelConfig(param_dtype="float32"), world, cp=mesh.cp, tensor=cut)
+        apply.parallelize(
+            spread, DataParallelConfig(param_dtype="float32"), world, cp=mesh.cp, tensor=cut
+        )
         types = {name: summed_over(p, mesh) for name, p in spread.named_parameters()}
         model.to_empty(device="cpu")
         batch: Batch = make_batch([[32], [16, 16]], vocab_size=96)
@@ -232,7 +246,7 @@ def judge(mesh: Mesh, exchange: str = "gather") -> None:
             sums = batch.through(model, partial(loss, labels=batch.labels))
             total = sums.total
             for axis in ("dp_shard", "cp"):
-                if mesh.degree(axis) > 1:  # type: ignore[arg-type]
+                if mesh.degree(axis) > 1:
                     total = spmd.reinterpret(total, axis, src=V, dst=P)
             total.backward()
 
@@ -244,9 +258,163 @@ def annotate(batch: Batch, types: dict[str, Any]) -> None:
             spmd.assert_type(value, types)
 
 
-def test_try():
-    judge(Mesh(dp_shard=2))
-def test_try2():
-    judge(Mesh(cp=2))
-def test_try3():
-    judge(Mesh(tp=2))
+EVERY = [
+    Mesh(dp_shard=2),
+    Mesh(cp=2),
+    Mesh(tp=2),
+    Mesh(dp_shard=2, cp=2, tp=2),
+]
+
+
+@pytest.mark.parametrize("mesh", EVERY, ids=str)
+@pytest.mark.parametrize("exchange", ["gather", "ulysses"])
+def test_gradients_are_sums(mesh: Mesh, exchange: str) -> None:
+    if mesh.cp > 1 or exchange == "gather":
+        judge(mesh, "gather" if mesh.tp * mesh.cp == 4 else exchange)
+
+
+@pytest.mark.parametrize("left", AXES)
+def test_a_parameter_that_is_not_summed_over_an_axis(
+    left: Axis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = Mesh(dp_shard=2, cp=2, tp=2)
+
+    def without(mesh: Mesh, world: World) -> Any:
+        """The ranks of all axes but one: along it FSDP2 knows nothing of the others."""
+        axes = {axis: mesh.degree(axis) for axis in AXES}
+        ranks = device_mesh(mesh, world, axes)
+        return ranks[tuple(axis for axis in AXES if axis != left)]._flatten("dp_shard_rest")
+
+    monkeypatch.setattr(apply, "_device_mesh", without)
+    with pytest.raises(spmd.SpmdTypeError, match="Invariant type"):
+        judge(mesh)
+
+
+def own_part(ranks: Ranks, x: Tensor, dim: int) -> Tensor:
+    return x.chunk(ranks.degree, dim)[ranks.rank]
+
+
+def rows_alone(ctx: Any, grad: Tensor) -> Any:
+    x, weight = ctx.saved_tensors
+    tokens = ctx.ranks.collect(x)()
+    weight_grad = grad.flatten(0, -2).t() @ tokens.flatten(0, -2)
+    return own_part(ctx.ranks, grad @ weight, 1), weight_grad, None, None
+
+
+def summed_again(ctx: Any, *upstream: Tensor) -> Any:
+    grad, *rest = BACKWARD(ctx, *upstream)
+    dist.all_reduce(grad, group=dist.group.WORLD)
+    return grad, *rest
+
+
+BACKWARD = tensor._CrossEntropy.backward
+MUTANTS: dict[str, tuple[Mesh, Any, str, Any]] = {
+    "context: no sum of gradients": (
+        Mesh(cp=2),
+        Exchange,
+        "sum_up",
+        lambda self, x: x.index_select(0, self.own),
+    ),
+    "context: heads that do not come back": (
+        Mesh(cp=2),
+        Exchange,
+        "own_tokens",
+        lambda self, x: both_ways(x.flatten(0, 1), self.to_tokens, lambda g: g.flatten(0, 1)),
+    ),
+    "tensor: no sum of the head's gradients": (
+        Mesh(tp=2),
+        Ranks,
+        "gather",
+        lambda self, x, dim=1: both_ways(
+            x, lambda x: self.collect(x, dim)(), lambda g: own_part(self, g, dim)
+        ),
+    ),
+    "tensor: no sum of a product's gradients": (
+        Mesh(tp=2),
+        tensor._ByRows,
+        "backward",
+        staticmethod(rows_alone),
+    ),
+    "tensor: no sum of parts of a product": (
+        Mesh(tp=2),
+        Ranks,
+        "scatter",
+        lambda self, x: both_ways(x, lambda x: own_part(self, x, 1), lambda g: self.collect(g)()),
+    ),
+    "tensor: a sum of sums": (
+        Mesh(tp=2),
+        Ranks,
+        "scatter",
+        lambda self, x: both_ways(
+            self.total(x), lambda x: self.sum_up(x)(), lambda g: self.collect(g)()
+        ),
+    ),
+    "tensor: no sum of the parts of a loss": (
+        Mesh(tp=2),
+        Ranks,
+        "add",
+        lambda self, x, op=None: x.clone(),
+    ),
+    "tensor: gradients of the loss summed twice": (
+        Mesh(tp=2),
+        tensor._CrossEntropy,
+        "backward",
+        staticmethod(summed_again),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_an_exchange_without_its_sum_or_with_two(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh, owner, what, instead = MUTANTS[name]
+    monkeypatch.setattr(owner, what, instead)
+    with pytest.raises(spmd.SpmdTypeError):
+        judge(mesh, "ulysses" if "heads" in name else "gather")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_routers_count_once(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(
+        MODEL,
+        feed_forward=MixtureConfig(n_experts=4, top_k=2, hidden_size=32, balance=StepBalance()),
+    )
+    with fake_pg(2):
+        world = World(rank=0, size=2, sharers=1)
+        balance = ExpertBalance.of(build_decoder(config, device="meta"), world)
+        assert balance is not None
+        once = World.sum
+        if times == 2:
+            monkeypatch.setattr(World, "sum", lambda self, x: once(self, once(self, x)))
+        axes = init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
+        with spmd.set_current_mesh(axes), typecheck():
+            own = {"dp_shard": V}
+            spmd.assert_type(balance._none, {"dp_shard": R})
+            shapes = {
+                "counts": (2, 4),
+                "scores": (2, 4),
+                "within": (2,),
+                "z": (2,),
+                "dropped": (2,),
+            }
+            parts = {
+                n: torch.ones(s, dtype=torch.int64 if n in ("counts", "dropped") else None)
+                for n, s in shapes.items()
+            }
+            routed = Routed(
+                **{n: spmd.mutate_type(x, "dp_shard", src=R, dst=V) for n, x in parts.items()}
+            )
+
+            def step() -> Any:
+                balance.begin([], lambda _: [])
+                terms = balance.terms(routed, torch.ones(()))
+                spmd.assert_type(sum(terms.values()), own)
+                return balance.finish(torch.zeros(()))
+
+            if times == 2:
+                with pytest.raises(spmd.SpmdTypeError, match="all_reduce of what is R"):
+                    step()
+            else:
+                for metric in step().values():
+                    spmd.assert_type(metric, {"dp_shard": R})
