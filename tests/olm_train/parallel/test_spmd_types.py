@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -30,13 +29,11 @@ from torch.distributed.tensor._api import _ToTorchTensor
 from olm_train.data.batch import Batch
 from olm_train.data.dealing import ContextShare, Dealing, SequenceSlice
 from olm_train.distributed.world import World
-from olm_train.expert_balance import ExpertBalance
 from olm_train.model import loss as losses
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder, build_decoder
 from olm_train.model.loss_chunked import _Chunked
 from olm_train.model.loss_config import LossConfig
-from olm_train.model.mixture import MixtureConfig, Routed, StepBalance
 from olm_train.model.norm import _RMSNorm
 from olm_train.model.rope import _Rotation
 from olm_train.model.shards import TENSOR
@@ -157,14 +154,6 @@ def of_chunks(
             spmd.assert_type(each, spmd.get_local_type(typed))
 
 
-def adds(func: Any, args: Any, options: Any) -> None:
-    """`all_reduce` of what needs no gradient, other values on each rank."""
-    axis, own = spmd.normalize_axis(dist.group.WORLD), spmd.get_local_type(args[0])
-    if own[axis] is not V:
-        raise spmd.SpmdTypeError(f"all_reduce of what is {own[axis]}")
-    own[axis] = R
-
-
 def gathers(func: Any, args: Any, options: Any) -> None:
     """`all_gather_single` of what needs no gradient, into memory that says nothing yet."""
     out, given = args
@@ -179,7 +168,6 @@ def _rules(monkeypatch: pytest.MonkeyPatch) -> None:
     for function, hook in {**hooks, _Chunked: of_chunks}.items():
         monkeypatch.setattr(function, "spmd_typecheck", staticmethod(hook), raising=False)
     monkeypatch.setitem(RAW_DIST_RULES, dist.all_gather_single, gathers)
-    monkeypatch.setitem(RAW_DIST_RULES, dist.all_reduce, adds)
     for function in (_RMSNorm, _Rotation, losses._CrossEntropy):
         spmd.register_local_autograd_function(function)
 
@@ -286,7 +274,7 @@ def test_a_parameter_that_is_not_summed_over_an_axis(
         return ranks[tuple(axis for axis in AXES if axis != left)]._flatten("dp_shard_rest")
 
     monkeypatch.setattr(apply, "_device_mesh", without)
-    with pytest.raises(spmd.SpmdTypeError, match="Invariant type"):
+    with pytest.raises(spmd.SpmdTypeError, match=r"Invariant|Incompatible"):
         judge(mesh)
 
 
@@ -372,49 +360,3 @@ def test_an_exchange_without_its_sum_or_with_two(
     monkeypatch.setattr(owner, what, instead)
     with pytest.raises(spmd.SpmdTypeError):
         judge(mesh, "ulysses" if "heads" in name else "gather")
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_routers_count_once(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = replace(
-        MODEL,
-        feed_forward=MixtureConfig(n_experts=4, top_k=2, hidden_size=32, balance=StepBalance()),
-    )
-    with fake_pg(2):
-        world = World(rank=0, size=2, sharers=1)
-        balance = ExpertBalance.of(build_decoder(config, device="meta"), world)
-        assert balance is not None
-        once = World.sum
-        if times == 2:
-            monkeypatch.setattr(World, "sum", lambda self, x: once(self, once(self, x)))
-        axes = init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
-        with spmd.set_current_mesh(axes), typecheck():
-            own = {"dp_shard": V}
-            spmd.assert_type(balance._none, {"dp_shard": R})
-            shapes = {
-                "counts": (2, 4),
-                "scores": (2, 4),
-                "within": (2,),
-                "z": (2,),
-                "dropped": (2,),
-            }
-            parts = {
-                n: torch.ones(s, dtype=torch.int64 if n in ("counts", "dropped") else None)
-                for n, s in shapes.items()
-            }
-            routed = Routed(
-                **{n: spmd.mutate_type(x, "dp_shard", src=R, dst=V) for n, x in parts.items()}
-            )
-
-            def step() -> Any:
-                balance.begin([], lambda _: [])
-                terms = balance.terms(routed, torch.ones(()))
-                spmd.assert_type(sum(terms.values()), own)
-                return balance.finish(torch.zeros(()))
-
-            if times == 2:
-                with pytest.raises(spmd.SpmdTypeError, match="all_reduce of what is R"):
-                    step()
-            else:
-                for metric in step().values():
-                    spmd.assert_type(metric, {"dp_shard": R})
