@@ -15,7 +15,6 @@ from olm_train.model.loss_config import LossChoice, LossConfig, OwnLoss
 from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.base import OptimConfig
-from olm_train.optim.dion import DionConfig
 from olm_train.optim.given import NamedOptim
 from olm_train.optim.schedule import AnySchedule, Constant
 from olm_train.optim.schedule_base import LRScaling, LRSchedule
@@ -106,16 +105,11 @@ class TransformerTrainModuleConfig(Config):
             tokens //= degree
         if self.float8_config is not None:
             self.float8_config.check_tokens(tokens)
-        apart = {
-            "float8_config": self.float8_config is not None,
-            "optim: {name: dion}": isinstance(self.optim, DionConfig),
-        }
-        for name, there in apart.items():
-            if self.tp_config is not None and there:
+            if self.tp_config is not None:
                 raise UsageError(
-                    f"tp_config and {name} do not go together",
-                    where=f"train_module.{name.partition(':')[0]}",
-                    why="nobody has shown yet that they give the run of one rank",
+                    "tp_config and float8_config do not go together",
+                    where="train_module.float8_config",
+                    why="scales would be those of each rank's part of a matrix, not of the whole",
                     fix="leave one of the two out",
                 )
 
