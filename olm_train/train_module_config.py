@@ -104,13 +104,14 @@ class TransformerTrainModuleConfig(Config):
             require_equal_parts(tokens, degree, f"train_module.{name}.degree")
             tokens //= degree
         if self.float8_config is not None:
-            self.float8_config.check_tokens(tokens)
-            if self.tp_config is not None:
+            self.float8_config.check_tokens(tokens * self._degree("tp_config"))
+            if self.tp_config is not None and self.float8_config.ao_recipe == "mxfp8":
                 raise UsageError(
-                    "tp_config and float8_config do not go together",
-                    where="train_module.float8_config",
-                    why="scales would be those of each rank's part of a matrix, not of the whole",
-                    fix="leave one of the two out",
+                    "tp_config does not go with ao_recipe: mxfp8",
+                    where="train_module.float8_config.ao_recipe",
+                    why="torchao has its three products as one, which would keep the tokens of all "
+                    "ranks between forward and backward",
+                    fix="set another recipe, or leave tp_config out",
                 )
 
     @property
