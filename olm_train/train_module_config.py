@@ -15,7 +15,6 @@ from olm_train.model.loss_config import LossChoice, LossConfig, OwnLoss
 from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.base import OptimConfig
-from olm_train.optim.dion import DionConfig
 from olm_train.optim.given import NamedOptim
 from olm_train.optim.schedule import AnySchedule, Constant
 from olm_train.optim.schedule_base import LRScaling, LRSchedule
@@ -105,18 +104,14 @@ class TransformerTrainModuleConfig(Config):
             require_equal_parts(tokens, degree, f"train_module.{name}.degree")
             tokens //= degree
         if self.float8_config is not None:
-            self.float8_config.check_tokens(tokens)
-        apart = {
-            "float8_config": self.float8_config is not None,
-            "optim: {name: dion}": isinstance(self.optim, DionConfig),
-        }
-        for name, there in apart.items():
-            if self.tp_config is not None and there:
+            self.float8_config.check_tokens(tokens * self._degree("tp_config"))
+            if self.tp_config is not None and self.float8_config.ao_recipe == "mxfp8":
                 raise UsageError(
-                    f"tp_config and {name} do not go together",
-                    where=f"train_module.{name.partition(':')[0]}",
-                    why="nobody has shown yet that they give the run of one rank",
-                    fix="leave one of the two out",
+                    "tp_config does not go with ao_recipe: mxfp8",
+                    where="train_module.float8_config.ao_recipe",
+                    why="torchao has its three products as one, which would keep the tokens of all "
+                    "ranks between forward and backward",
+                    fix="set another recipe, or leave tp_config out",
                 )
 
     @property

@@ -12,7 +12,8 @@ weights do not depend on how they are sharded. What goes there is B and Q; what 
 update, P R^T and Q. All else takes AdamW.
 
 Q is kept as its transpose, [r, n] for each matrix of a parameter, one below the other, and is cut
-over the ranks as the parameter is: a checkpoint of one layout is read by any other.
+over the ranks as the parameter is: a checkpoint of one layout is read by any other. Where tensor
+parallelism cuts the parameter, Q's rows are cut over the same ranks, whatever matrix they are of.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from typing import Annotated, Literal, cast
 import torch
 from msgspec import Meta
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from olm_train.distributed.world import World
 from olm_train.model.init import draw_normal
-from olm_train.model.shards import local_part
+from olm_train.model.shards import local_part, tensor_cut
 from olm_train.optim.division import Division, Grid, Matrix, Piece, rows_of
 from olm_train.optim.groups import ParamGroup
 from olm_train.optim.half import DTYPES
@@ -43,35 +46,36 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class Stack(Matrix):
-    """Matrices of as many columns that are exchanged together: a shard's rows of each in turn."""
+    """Matrices that are exchanged together: what a shard holds of each in turn, as one column."""
 
     of: tuple[Matrix, ...] = ()
 
     @classmethod
     def made(cls, *of: Matrix) -> Stack:
         """Return the stack of some matrices."""
-        rows = sum(each.stop - each.first for each in of)
-        return cls(rows, of[0].columns, 0, rows, of=of)
+        size = sum((each.stop - each.first) * each.columns for each in of)
+        return cls(size, 1, 0, size, of=of)
 
-    def part(self, shard: int, shards: int) -> slice:
-        """Return as many rows as a shard holds of all of them."""
-        return slice(0, sum(self.lengths(shard, shards)))
+    def held(self, shard: int, shards: int) -> int:
+        return sum(self.sizes(shard, shards))
 
-    def lengths(self, shard: int, shards: int) -> list[int]:
-        """Return how many rows a shard holds of each."""
-        parts = [each.part(shard, shards) for each in self.of]
-        return [part.stop - part.start for part in parts]
+    def sizes(self, shard: int, shards: int) -> list[int]:
+        """Return how many elements a shard holds of each."""
+        return [each.held(shard, shards) for each in self.of]
 
     def taken_apart(self, whole: Tensor, shards: int) -> list[Tensor]:
         """Return each whole matrix, of what came from all shards."""
-        lengths = [n for shard in range(shards) for n in self.lengths(shard, shards)]
-        rows, count = whole.split(lengths), len(self.of)
-        return [torch.cat(rows[number::count]) for number in range(count)]
+        sizes = [size for shard in range(shards) for size in self.sizes(shard, shards)]
+        held, count = whole.flatten().split(sizes), len(self.of)
+        return [m.join(shards, torch.cat(held[n::count])) for n, m in enumerate(self.of)]
 
     def put_together(self, wholes: Sequence[Tensor], shards: int) -> Tensor:
         """Return what goes to all shards, of whole matrices."""
-        each = list(zip(wholes, self.of, strict=True))
-        return torch.cat([w[m.part(shard, shards)] for shard in range(shards) for w, m in each])
+        each = [
+            matrix.split(shards, whole).split([matrix.held(n, shards) for n in range(shards)])
+            for whole, matrix in zip(wholes, self.of, strict=True)
+        ]
+        return torch.cat([part for shard in zip(*each, strict=True) for part in shard])
 
 
 class Dion(Muon):
@@ -140,7 +144,7 @@ class Dion(Muon):
 
         def rows(number: int) -> Tensor:
             momentum, _, basis = kept(number)
-            return torch.cat((added(number, momentum), basis))
+            return torch.cat((added(number, momentum).flatten(), basis.flatten()))
 
         def turn(number: int, whole: Tensor) -> Tensor:
             given = cast("Stack", division.matrices[number])
@@ -153,10 +157,10 @@ class Dion(Muon):
             basis = torch.where(lengths > 0, turned, basis)  # without a gradient Q stays
             return stacks[number].put_together((p @ turned * factor, p @ r, basis), grid.shards)
 
-        def use(number: int, rows: Tensor) -> None:
-            group = pieces[number].group
-            lengths = stacks[number].lengths(grid.shard, grid.shards)
-            update, seen, turned = rows.split(lengths)
+        def use(number: int, held: Tensor) -> None:
+            group, stack = pieces[number].group, stacks[number]
+            parts = zip(held.split(stack.sizes(grid.shard, grid.shards)), stack.of, strict=True)
+            update, seen, turned = (part.view(-1, matrix.width) for part, matrix in parts)
             momentum, weight, basis = kept(number)
             weight.mul_(1 - group["lr"] * group["weight_decay"])
             weight.add_(update.to(weight.dtype), alpha=-group["lr"])
@@ -200,7 +204,21 @@ def _cut_as(parameter: Tensor, shape: Sequence[int]) -> Tensor:
     if not isinstance(parameter, DTensor):
         return torch.zeros(shape, device=parameter.device)
     mesh, placements = parameter.device_mesh, parameter.placements
+    if tensor_cut(parameter) is not None:  # the rows of a basis are cut over all shards at once
+        mesh, placements = _beside(parameter)
     here, _ = compute_local_shape_and_global_offset(tuple(shape), mesh, placements)
     zeros = torch.zeros(here, device=local_part(parameter).device)  # on the host with cpu_offload
     meta = TensorMeta(torch.Size(shape), torch.empty(shape, device="meta").stride(), zeros.dtype)
     return DTensor(zeros, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=False)
+
+
+def _beside(parameter: DTensor) -> tuple[DeviceMesh, tuple[Placement, ...]]:
+    """Return how rows are cut over the shards of the `Grid` of a parameter."""
+    grid, mesh = Grid.of(parameter, World()), parameter.device_mesh
+    assert grid.shard_group is not None
+    if grid.replica_group is None:
+        return DeviceMesh.from_group(grid.shard_group, mesh.device_type), (Shard(0),)
+    groups, ranks = [grid.replica_group, grid.shard_group], mesh.mesh.view(grid.replicas, -1)
+    names = ("dp_replicate", "dp_shard")
+    both = DeviceMesh.from_group(groups, mesh.device_type, ranks, mesh_dim_names=names)
+    return both, (Replicate(), Shard(0))

@@ -108,6 +108,11 @@ class Matrix:
         """Columns of a shard."""
         return self.columns
 
+    def held(self, shard: int, shards: int) -> int:
+        """Return how many elements a shard holds."""
+        part = self.part(shard, shards)
+        return (part.stop - part.start) * self.width
+
     def join(self, shards: int, flat: Tensor) -> Tensor:
         """Return the matrix, of what its shards hold, one after another."""
         return flat.view(self.stop - self.first, self.columns)
@@ -262,11 +267,7 @@ class Division:
 
     def _size(self, of: list[Matrix], item: int | None, shard: int) -> int:
         """Elements of a matrix that a shard holds."""
-        if item is None:
-            return 0
-        matrix = of[item]
-        part = matrix.part(shard, self.grid.shards)
-        return (part.stop - part.start) * matrix.width
+        return 0 if item is None else of[item].held(shard, self.grid.shards)
 
     def _all_to_all(
         self, parts: list[Tensor], sent: list[int], received: list[int]

@@ -5,17 +5,19 @@
 So are both products of the backward pass. A layer's product is replaced (`LinearLayer.product`),
 never the layer: weights and their names, checkpoints, optimiser and the estimate of memory are
 those of a run without it. Scales are those of the tensors at hand, a whole weight and this rank's
-tokens, so nothing is kept from step to step.
+tokens, so nothing is kept from step to step. Ranks of tensor parallelism have parts of a tensor, and
+the scales of the whole one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from olm_data.config.convert import Config
 from olm_data.counts import counted
@@ -24,6 +26,8 @@ from olm_data.extras import needs
 from olm_train.model.decoder import Decoder
 from olm_train.model.layers import LinearLayer
 from olm_train.model.mixture import Experts
+from olm_train.model.shards import local_part
+from olm_train.parallel.tensor import ByColumns, ByRows, Products
 
 PLACE = "train_module.float8_config"
 
@@ -106,9 +110,23 @@ class Float8Config(Config):
         chosen = self.choose(model, dtype)
         if not self.emulate:
             self._require(device)
-        product = self._product()
-        for layer in chosen.converted.values():
-            layer.product = product
+        product: Any = None
+        for name, layer in chosen.converted.items():
+            if isinstance(layer.product, (ByRows, ByColumns)):  # tensor parallelism has cut it
+                self._require_multiple(name, local_part(layer.weight))
+                products = _OfParts(self._layer(), layer.product, device)
+                layer.product = replace(layer.product, products=products)
+            else:
+                layer.product = product = product or self._product()
+
+    def _require_multiple(self, name: str, part: Tensor) -> None:
+        if any(size % self.multiple for size in part.shape):
+            raise UsageError(
+                f"a rank has {' x '.join(map(str, part.shape))} of {name}, and float8 products are "
+                f"of multiples of {self.multiple}",
+                where="train_module.tp_config.degree",
+                fix="set a smaller one, or leave float8_config out",
+            )
 
     def _require(self, device: torch.device) -> None:
         newer = self.ao_recipe == "mxfp8"
@@ -123,8 +141,8 @@ class Float8Config(Config):
             fix="leave float8_config out, or set emulate: true to see what becomes of the loss",
         )
 
-    def _product(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-        """Return a function of x, weight and bias: torchao's layer, with weights lent to it."""
+    def _layer(self) -> Any:
+        """Return torchao's layer, without weights."""
         with needs("float8_config", where=PLACE):
             import torchao  # noqa: F401
         layer = nn.Linear(1, 1, bias=False, device="meta")
@@ -133,19 +151,82 @@ class Float8Config(Config):
             from torchao.quantization.quantize_.common import KernelPreference
 
             kernels = KernelPreference.EMULATED if self.emulate else KernelPreference.AUTO
-            layer = MXFP8Linear(1, 1, bias=False, device="meta", kernel_preference=kernels)
-        else:
-            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+            return MXFP8Linear(1, 1, bias=False, device="meta", kernel_preference=kernels)
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-            config = Float8LinearConfig.from_recipe_name(self.ao_recipe)
-            config = replace(config, emulate=self.emulate)
-            layer = convert_to_float8_training(layer, config=config)
+        config = Float8LinearConfig.from_recipe_name(self.ao_recipe)
+        return convert_to_float8_training(layer, config=replace(config, emulate=self.emulate))
+
+    def _product(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+        """Return a function of x, weight and bias: torchao's layer, with weights lent to it."""
+        layer = self._layer()
 
         def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             out: Tensor = torch.func.functional_call(layer, {"weight": weight.to(x.dtype)}, (x,))
             return out if bias is None else out + bias.to(x.dtype)
 
         return product
+
+
+class _OfParts(Products):
+    """Products in 8 bits with a rank's part of a matrix, with the scales of the whole one.
+
+    torchao's, but that the largest element of a tensor is that of all ranks, where they have other
+    parts of it; so is that of a row which a product sums over, where each has a part of the row.
+
+    Args:
+        layer: torchao's, of a recipe.
+        product: that it is part of.
+        device: of the ranks.
+    """
+
+    def __init__(self, layer: Any, product: ByRows | ByColumns, device: torch.device) -> None:
+        self._config, self._products = layer.config, layer.linear_mm_config
+        self._mesh = DeviceMesh.from_group(product.ranks.group, device.type)
+        self._by_rows = isinstance(product, ByRows)
+
+    def out(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        of, apart = self._config, not self._by_rows
+        a = self._cast(x.flatten(0, -2), "input", of.cast_config_input, -1, apart)
+        b = self._cast(weight.t(), "weight", of.cast_config_weight, 0, apart)
+        out = torch.mm(a, b).unflatten(0, x.shape[:-1])
+        return out if bias is None else out + bias
+
+    def of_input(self, grad: Tensor, weight: Tensor) -> Tensor:
+        of, apart = self._config, self._by_rows
+        a = self._cast(grad.flatten(0, -2), "grad_output", of.cast_config_grad_output, -1, apart)
+        b = self._cast(weight.t(), "weight", of.cast_config_weight_for_grad_input, -1, apart)
+        return torch.mm(a, b.t()).unflatten(0, grad.shape[:-1])
+
+    def of_weight(self, grad: Tensor, x: Tensor) -> Tensor:
+        of = self._config  # each rank has all tokens, which it sums over
+        upstream = of.cast_config_grad_output_for_grad_weight
+        a = self._cast(grad, "grad_output", upstream, 0, apart=False)
+        return torch.mm(
+            a.t(), self._cast(x, "input", of.cast_config_input_for_grad_weight, 0, apart=False)
+        )
+
+    def _cast(self, x: Tensor, role: str, how: Any, dim: int, apart: bool) -> Tensor:
+        """Return x in 8 bits, if it is to be; `apart`: ranks have other parts along `dim`."""
+        from torchao.float8.config import ScalingGranularity, ScalingType
+        from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+        from torchao.float8.float8_training_tensor import GemmInputRole
+
+        if how.scaling_type is ScalingType.DISABLED:
+            return x
+        whole = how.scaling_granularity is ScalingGranularity.TENSORWISE
+        cast: Tensor = hp_tensor_to_float8_dynamic(
+            x,
+            how.target_dtype,
+            self._products,
+            reduce_amax=whole or apart,
+            gemm_input_role=GemmInputRole(role),
+            device_mesh=self._mesh,
+            scaling_granularity=how.scaling_granularity,
+            axiswise_dim=None if whole else dim,
+            round_scales_to_power_of_2=self._config.round_scales_to_power_of_2,
+        )
+        return cast
 
 
 class Chosen(NamedTuple):

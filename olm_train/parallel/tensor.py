@@ -122,6 +122,25 @@ def _own(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return (weight.to_local() if isinstance(weight, DTensor) else weight).to(dtype)
 
 
+class Products:
+    """Those of a linear layer forward and backward, of weights [out, in]."""
+
+    def out(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[..., in] -> [..., out]."""
+        return F.linear(x, weight, bias)
+
+    def of_input(self, grad: Tensor, weight: Tensor) -> Tensor:
+        """[..., out] -> [..., in]."""
+        return grad @ weight
+
+    def of_weight(self, grad: Tensor, x: Tensor) -> Tensor:
+        """[n, out], [n, in] -> [out, in]."""
+        return grad.t() @ x
+
+
+PLAIN = Products()
+
+
 class _ByRows(torch.autograd.Function):
     """(tokens of this rank [b, s, in], rows of a matrix, of a bias) -> [b, S, rows].
 
@@ -130,19 +149,42 @@ class _ByRows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, ranks: Ranks) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        ranks: Ranks,
+        products: Products,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.ranks, ctx.biased = ranks, bias is not None
-        return F.linear(ranks.collect(x)(), weight, bias)
+        ctx.ranks, ctx.products, ctx.biased = ranks, products, bias is not None
+        return products.out(ranks.collect(x)(), weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (x, weight) = upstream, ctx.saved_tensors
         tokens = ctx.ranks.collect(x)
-        x_grad = ctx.ranks.sum_up(grad @ weight)
+        x_grad = ctx.ranks.sum_up(ctx.products.of_input(grad, weight))
         flat = grad.flatten(0, -2)
-        weight_grad = flat.t() @ tokens().flatten(0, -2)
-        return x_grad(), weight_grad, flat.sum(0) if ctx.biased else None, None
+        weight_grad = ctx.products.of_weight(flat, tokens().flatten(0, -2))
+        return x_grad(), weight_grad, flat.sum(0) if ctx.biased else None, None, None
+
+
+class _ByColumns(torch.autograd.Function):
+    """(x [b, S, columns], columns of a matrix) -> this rank's part of the sum, [b, S, out]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, products: Products) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.products = products
+        return products.out(x, weight, None)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+        (grad,), (x, weight) = upstream, ctx.saved_tensors
+        x_grad = ctx.products.of_input(grad, weight)
+        return x_grad, ctx.products.of_weight(grad.flatten(0, -2), x.flatten(0, -2)), None
 
 
 @dataclass(frozen=True)
@@ -153,17 +195,21 @@ class ByRows:
         ranks: it is cut over.
         sharers: those that have rows of the same heads of keys and values; None: this one alone.
         keys: rows of keys, and as many of values, that each has; the last ones of the matrix.
+        products: how it is multiplied.
     """
 
     ranks: Ranks
     sharers: Ranks | None = None
     keys: int = 0
+    products: Products = PLAIN
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Map [b, s, in] to [b, S, rows of this rank], and of those that share heads with it."""
         rows = None if bias is None else _own(bias, x.dtype)
-        out: Tensor = _ByRows.apply(x, _own(weight, x.dtype), rows, self.ranks)  # type: ignore[no-untyped-call]
+        out: Tensor = _ByRows.apply(  # type: ignore[no-untyped-call]
+            x, _own(weight, x.dtype), rows, self.ranks, self.products
+        )
         if self.sharers is None:
             return out
         queries, both = out.tensor_split([out.shape[-1] - 2 * self.keys], dim=-1)
@@ -173,14 +219,17 @@ class ByRows:
 
 @dataclass(frozen=True)
 class ByColumns:
-    """The product of a matrix that is cut by columns over `ranks`."""
+    """The product of a matrix that is cut by columns over `ranks`, multiplied by `products`."""
 
     ranks: Ranks
+    products: Products = PLAIN
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Map [b, S, columns of this rank] to [b, s, out]."""
-        out = self.ranks.scatter(F.linear(x, _own(weight, x.dtype)))
+        out = self.ranks.scatter(
+            _ByColumns.apply(x, _own(weight, x.dtype), self.products)  # type: ignore[no-untyped-call]
+        )
         return out if bias is None else out + bias.to(x.dtype)
 
 

@@ -22,12 +22,12 @@ def test_a_compile_config_without_compiling_is_refused() -> None:
         )
 
 
-def test_tensor_parallelism_is_refused_beside_what_was_not_proved_with_it() -> None:
-    with pytest.raises(UsageError, match="tp_config and float8_config do not go together"):
+def test_tensor_parallelism_is_refused_beside_products_that_keep_all_tokens() -> None:
+    with pytest.raises(UsageError, match="tp_config does not go with ao_recipe: mxfp8"):
         TransformerTrainModuleConfig(
             rank_microbatch_size=64,
             tp_config=TensorParallelConfig(degree=2),
-            float8_config=Float8Config(ao_recipe="rowwise"),
+            float8_config=Float8Config(ao_recipe="mxfp8"),
         )
 
 

@@ -18,6 +18,7 @@ from support.training import MODEL, ROWS, Run, build, digest, full, load, micro_
 from olm_train.distributed.world import World
 from olm_train.model.parametrization import BaseConfig
 from olm_train.model.shards import local_blocks
+from olm_train.optim.dion import DionConfig
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import (
     ContextParallelConfig,
@@ -60,8 +61,10 @@ HOW: dict[str, dict[str, Any]] = {
     "weighed": {"parts": 2, "weights": [3, 1, 700, 3, 1, 1, 700, 3]},
     "recomputed": {"ac_config": ActivationCheckpointingConfig(mode="full")},
     "both": {"ac_config": ActivationCheckpointingConfig(mode="selected_ops"), "parts": 2},
+    "dion": {"optim": DionConfig(lr=1e-2)},
 }
-"""Activation checkpointing and accumulation; a pipeline always takes micro-batches of one row."""
+"""Activation checkpointing and accumulation, or whole matrices in the optimiser; a pipeline always
+takes micro-batches of one row."""
 
 
 def layouts_of(model: str, size: int) -> list[str]:
@@ -121,12 +124,12 @@ def next_of(module: TransformerTrainModule) -> float:
     return train(module, rows_of(module), steps=[3]).losses[0]
 
 
-def begun(layout: str | None, model: str, folder: Path) -> tuple[Run, Run]:
+def begun(layout: str | None, model: str, folder: Path, how: str = "plain") -> tuple[Run, Run]:
     """A run that is saved after two steps, and one that begins anew with what it saved."""
-    module = of(layout, model)
+    module = of(layout, model, **HOW[how])
     train(module, rows_of(module), steps=[1, 2])
     save(module, folder / str(layout))
-    straight, again = rest_of(module), of(layout, model)
+    straight, again = rest_of(module), of(layout, model, **HOW[how])
     with torch.no_grad():
         for parameter in again.model.parameters():
             parameter.zero_()
@@ -137,9 +140,9 @@ def all_checks(folder: str, model: str, how: Sequence[str]) -> dict[Any, Any]:
     """Run every check on this rank; `folder` holds the checkpoint of one rank, and gets ours.
 
     Returns:
-        "run", layout, how: three steps. "begun", layout: see `begun`. "from", saved, layout:
-        whether this rank's parts are right. "next", layout: the last layout that saved, the digest
-        of what all ranks have from it, and the loss of the step after it.
+        "run", layout, how: three steps. "begun", layout; "begun", layout, how: see `begun`.
+        "from", saved, layout: whether this rank's parts are right. "next", layout: the last layout
+        that saved, the digest of what all ranks have from it, and the loss of the step after it.
     """
     results: dict[Any, Any] = {}
     names = layouts_of(model, dist.get_world_size())
@@ -147,6 +150,7 @@ def all_checks(folder: str, model: str, how: Sequence[str]) -> dict[Any, Any]:
         for each in how:
             results["run", name, each] = run_of(name, model, each)
         results["begun", name] = begun(name, model, Path(folder))
+        results["begun", name, "dion"] = begun(name, model, Path(folder) / "dion", "dion")
     alone = of(None, model)
     wholes = {saved: full(load(alone, Path(folder) / str(saved))) for saved in (None, *names)}
     for number, name in enumerate(names):

@@ -30,6 +30,7 @@ from olm_train.model.config import DecoderConfig
 from olm_train.model.loss_config import LossConfig
 from olm_train.model.shards import local_part, tensor_cut
 from olm_train.optim.adamw import AdamWConfig
+from olm_train.optim.dion import DionConfig
 from olm_train.optim.given import NamedOptim
 from olm_train.parallel.config import (
     ContextParallelConfig,
@@ -65,6 +66,7 @@ MODELS: dict[str, DecoderConfig] = {
 """With 104 rows of 97 ids the last of four ranks has 26 rows, 19 of them with an id."""
 OPTIMS = {
     "muon": MUON,
+    "dion": DionConfig(lr=1e-2),
     "half": AdamWConfig(lr=1e-2, dtype="bfloat16"),
     "sgd": NamedOptim.of("torch.optim:SGD", torch.optim.SGD, {"lr": 1e-2, "foreach": True}),
     "nadam": NamedOptim.of("torch.optim:NAdam", torch.optim.NAdam, {"lr": 1e-2}),

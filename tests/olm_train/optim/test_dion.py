@@ -20,29 +20,35 @@ from olm_data.errors import UsageError
 from olm_train.distributed.world import World
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
-from olm_train.model.shards import assign
+from olm_train.model.shards import assign, like
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.dion import Dion, DionConfig, Stack, rank_of
-from olm_train.optim.division import Matrix
+from olm_train.optim.division import CutMatrix, Matrix
 from olm_train.optim.groups import GroupOverride
-from olm_train.parallel.config import ExpertParallelConfig
+from olm_train.parallel.config import ExpertParallelConfig, TensorParallelConfig
 from olm_train.train_module import TransformerTrainModule
 
 STEPS = 3
 EXPERTS = MODEL.changed(
-    n_layers=3, feed_forward={"name": "moe", "n_experts": 4, "top_k": 2, "hidden_size": 24}
+    n_layers=3,
+    vocab_multiple=4,
+    feed_forward={"name": "moe", "n_experts": 4, "top_k": 2, "hidden_size": 24}
+    | {"first_dense": 1, "dense_hidden_size": 40},
 )
-"""2 x 3 + 4 x 3 matrices a block: on 4 ranks rounds that are not full."""
+"""7 matrices in the first block, 4 + 4 x 3 in others: on 4 ranks rounds that are not full."""
 LAYOUTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "fsdp": ("fsdp", {}, {}),
     "ddp": ("ddp", {}, {}),
     "offload": ("fsdp", {"cpu_offload": True}, {}),
     "experts dealt": ("fsdp", {}, {"ep_config": ExpertParallelConfig(degree=2)}),
+    "matrices cut": ("fsdp", {}, {"tp_config": TensorParallelConfig(degree=2)}),
 }
+RESUMED = ("fsdp", "experts dealt", "matrices cut")
 OF_FOUR = {
     **LAYOUTS,
     "hsdp": ("hsdp", {"num_replicas": 2}, {}),
     "hsdp, experts dealt": ("hsdp", {"num_replicas": 2}, LAYOUTS["experts dealt"][2]),
+    "hsdp, matrices cut": ("hsdp", {"num_replicas": 2}, LAYOUTS["matrices cut"][2]),
 }
 
 
@@ -63,7 +69,7 @@ def stepped(module: TransformerTrainModule, steps: range = range(STEPS)) -> dict
     """Take steps on gradients that do not depend on the ranks; return weights and state."""
     for step in steps:
         for number, (_, parameter) in enumerate(module.model.named_parameters()):
-            parameter.grad = torch.empty_like(parameter)
+            parameter.grad = like(torch.empty_like(parameter), parameter)
             assign(parameter.grad, gradient(parameter.shape, step, number))
         module.optimizer.step()
     return {n: x for tensors in full(module).values() for n, x in tensors.items()}
@@ -219,15 +225,34 @@ def test_a_run_goes_on_to_the_bit() -> None:
     assert digest(stepped(second, range(2, STEPS))) == digest(stepped(straight))
 
 
-@given(rows=st.lists(st.integers(1, 20), min_size=1, max_size=3), shards=st.integers(1, 7))
-def test_a_stack_is_put_together_from_shards_and_cut_to_them(rows: list[int], shards: int) -> None:
-    stack = Stack.made(*(Matrix(n, 2, 0, n) for n in rows))
-    wholes = [torch.arange(2.0 * n).view(n, 2) + 100 * n for n in rows]
+@given(
+    cuts=st.lists(st.tuples(st.integers(1, 9), st.sampled_from("-rc")), min_size=1, max_size=3),
+    degree=st.integers(1, 3),
+    times=st.integers(1, 4),
+)
+def test_a_stack_is_put_together_from_shards_and_cut_to_them(
+    cuts: list[tuple[int, str]], degree: int, times: int
+) -> None:
+    """Of whole rows, and of matrices that tensor parallelism cuts by rows or by columns."""
+    shards, columns = degree * times, 2 * degree
+    matrices = [
+        Matrix(n, columns, 0, n)
+        if how == "-"
+        else CutMatrix(n * degree, columns, 0, n * degree, degree=degree, by_columns=how == "c")
+        for n, how in cuts
+    ]
+    stack = Stack.made(*matrices)
+    wholes = [torch.randn(each.stop, columns) for each in matrices]
     both = stack.put_together(wholes, shards)
     for found, whole in zip(stack.taken_apart(both, shards), wholes, strict=True):
         assert torch.equal(found, whole)
-    lengths = [stack.lengths(shard, shards) for shard in range(shards)]
-    assert [sum(each) for each in zip(*lengths, strict=True)] == rows
+    sizes = [stack.sizes(shard, shards) for shard in range(shards)]
+    held = iter(both.split([size for each in sizes for size in each]))
+    for shard in range(shards):
+        for matrix, whole, (_, how) in zip(matrices, wholes, cuts, strict=True):
+            first = shard % degree * 2 if how == "c" else 0
+            mine = whole[matrix.part(shard, shards), first : first + matrix.width]
+            assert torch.equal(next(held).view(-1, matrix.width), mine)
 
 
 def on_ranks(folder: str) -> dict[str, tuple[dict[str, Tensor], dict[str, tuple[int, ...]]]]:
@@ -241,7 +266,7 @@ def on_ranks(folder: str) -> dict[str, tuple[dict[str, Tensor], dict[str, tuple[
         here = {name: tuple(getattr(x, "_local_tensor", x).shape)
                 for name, x in state.items() if name.endswith(".Q")}  # fmt: skip
         results[layout] = after, here
-    for layout in ("fsdp", "experts dealt"):  # goes on from what one rank saved, and saves
+    for layout in RESUMED:  # goes on from what one rank saved, and saves
         module = module_of(layout, world)
         state = module.state_dict()
         dcp.load(state, checkpoint_id=Path(folder) / "one")
@@ -267,7 +292,7 @@ def test_ranks_end_with_the_state_of_one_and_keep_a_part_of_it(ranks: int, tmp_p
             for name, shape in here.items():
                 whole = expected[name].numel()
                 assert math.prod(shape) <= (whole if layout == "ddp" else 0.6 * whole), name
-    for layout in ("fsdp", "experts dealt"):
+    for layout in RESUMED:
         module = module_of()
         state = module.state_dict()
         dcp.load(state, checkpoint_id=tmp_path / layout)

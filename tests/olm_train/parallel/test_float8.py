@@ -24,8 +24,9 @@ from olm_train.estimate.memory import memory_of_step
 from olm_train.model.decoder import Decoder, build_decoder
 from olm_train.model.layers import LinearLayer, product
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
-from olm_train.parallel.config import ContextParallelConfig
-from olm_train.parallel.float8 import Float8Config
+from olm_train.parallel.config import ContextParallelConfig, TensorParallelConfig
+from olm_train.parallel.float8 import Float8Config, _OfParts
+from olm_train.parallel.tensor import ByColumns, ByRows, Ranks
 from olm_train.train_module import TransformerTrainModule
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8")
@@ -231,3 +232,94 @@ def test_compiled_blocks_learn_the_same() -> None:
         for module in (eager, compiled)
     ]
     assert losses[1] == pytest.approx(losses[0], rel=5e-3)
+
+
+# ---- beside tensor parallelism -------------------------------------------------------------------
+
+CUT = DEEP.changed(vocab_multiple=4, d_model=64, feed_forward={"hidden_size": 64})
+OF_PARTS = RECIPES[:3]
+
+
+def drawn(*shape: int, cut: int, seed: int) -> Tensor:
+    """Numbers whose second half along a dimension vanishes beside the largest one of the first."""
+    halves = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).chunk(2, cut)
+    return torch.cat((halves[0], halves[1] * 1e-5), cut).bfloat16()
+
+
+def products_of_parts(recipe: str, rank: int, ranks: Ranks) -> list[tuple[Tensor, Tensor]]:
+    """Products of this rank's part, and what an explicit reference has there of the whole."""
+    layer, found = emulated(recipe)._layer(), list[tuple[Tensor, Tensor]]()
+    e4m3 = torch.float8_e4m3fn
+    back = torch.float8_e5m2 if recipe == "tensorwise" else e4m3
+    exact = recipe == "rowwise_with_gw_hp"
+
+    def whole(tensor: Tensor, dtype: torch.dtype = e4m3, how: str = recipe) -> Tensor:
+        return in_8_bits(tensor, dtype, how)
+
+    for by_rows in (True, False):
+        cut = ByRows(ranks) if by_rows else ByColumns(ranks)
+        products = _OfParts(layer, cut, torch.device("cpu"))
+        own = slice(32 * rank, 32 * rank + 32)
+        rows, columns = (own, slice(None)) if by_rows else (slice(None), own)
+        x, weight, grad = (
+            drawn(*shape, cut=dim, seed=n)
+            for n, (shape, dim) in enumerate(
+                [((64, 64), 1), ((64, 64), 0 if by_rows else 1), ((64, 64), 1)]
+            )
+        )
+        out = whole(x)[:, columns] @ whole(weight)[rows, columns].T
+        turned = whole(weight.T)  # a scale for each column, which is summed over
+        if exact:
+            scale = torch.exp2((448 / weight.float().abs().max()).log2().floor())
+            turned = ((weight.float() * scale).to(e4m3).float() / scale).T
+        of_x = whole(grad, back)[:, rows] @ turned[columns, rows].T
+        of_weight = (
+            grad.float()[:, rows].T @ x.float()[:, columns]
+            if exact
+            else whole(grad.T, back)[rows] @ whole(x.T)[columns].T
+        )
+        mine = x[:, columns], weight[rows, columns].contiguous(), grad[:, rows]
+        found += [
+            (products.out(mine[0], mine[1], None), out),
+            (products.of_input(mine[2], mine[1]), of_x),
+            (products.of_weight(mine[2], mine[0]), of_weight),
+        ]
+    return found
+
+
+def cut_ranks() -> dict[str, Any]:
+    """What each rank does with its part of each matrix."""
+    world = World(rank=dist.get_rank(), size=dist.get_world_size())
+    results: dict[str, Any] = {}
+    for recipe in OF_PARTS:
+        module = module_of(
+            recipe, model=CUT, world=world, tp_config=TensorParallelConfig(degree=world.size)
+        )
+        results[recipe] = train(module, [ROWS])
+        if world.size == 2:
+            ranks = Ranks(dist.group.WORLD, world.rank, 2)
+            results[f"{recipe}, products"] = products_of_parts(recipe, world.rank, ranks)
+    return results
+
+
+@with_torchao
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_parts_of_a_matrix_have_the_scales_of_the_whole(size: int) -> None:
+    plain = train(module_of(None, model=CUT), [ROWS])
+    alone = {recipe: train(module_of(recipe, model=CUT), [ROWS]) for recipe in OF_PARTS}
+    for rank in run_ranks(cut_ranks, size):
+        for recipe, expected in alone.items():
+            run = rank[recipe]
+            assert run.initial == expected.initial
+            assert run.losses[0] == pytest.approx(expected.losses[0], rel=5e-4)
+            assert run.losses == pytest.approx(expected.losses, rel=0.01)
+            assert run.losses == pytest.approx(plain.losses, rel=0.02)
+            for found, wanted in rank.get(f"{recipe}, products", ()):
+                near = 5e-3 * float(wanted.abs().max())
+                torch.testing.assert_close(found.float(), wanted, rtol=8e-3, atol=near)
+
+
+def test_parts_that_cannot_be_multiplied_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"(?s)a rank has 32 x 24 of blocks.1.*multiples of 16"):
+        emulated()._require_multiple("blocks.1.feed_forward.w_down", torch.empty(32, 24))
