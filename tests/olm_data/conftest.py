@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from support.command import Olm, inside
+from support.project import Project
 from support.tokenizing import TWO_SOURCES, make_dataset, texts, write_jsonl
 
 from olm_data.mixture.mix import mix
@@ -22,6 +25,25 @@ stages:
   - {{name: main, tokens: 16K, weights: {{a: 1, b: 1}}}}
   - {{name: late, tokens: 8K, weights: {{a: 3, b: 1}}}}
 """
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def olm(capsys: pytest.CaptureFixture[str]) -> Olm:
+    """`olm-data` in this process, from its entry point on."""
+    return partial(inside, capsys)
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_tokenizer: Path) -> Project:
+    """A folder to write inputs to and to tokenise them in."""
+    return Project(tmp_path, tiny_tokenizer)
 
 
 @pytest.fixture(scope="module")

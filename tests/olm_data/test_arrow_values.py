@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tokenizing import write_jsonl
+from support.project import Project
 
 from olm_data.arrow_values import as_mask, as_numpy, numbers, strings
 
@@ -44,18 +44,16 @@ def test_any_part_of_a_column_comes_back_as_an_array(
     assert as_numpy(pa.chunked_array([whole, whole])).tolist() == [*range(len(values))] * 2
 
 
-def test_reading_and_writing_with_ids_imports_no_pandas(
-    tmp_path: Path, tiny_tokenizer: Path, repository: Path
-) -> None:
-    write_jsonl(tmp_path / "a.jsonl", ["one", " ", "two", "three"])
-    (tmp_path / "b.txt").write_text("four")
+def test_reading_and_writing_with_ids_imports_no_pandas(repository: Path, project: Project) -> None:
+    project.write("a.jsonl", ["one", " ", "two", "three"])
+    (project / "b.txt").write_text("four")
     code = f"""
 import sys
 sys.path.insert(0, {str(repository / "tests")!r})
 from pathlib import Path
 from support.tokenizing import make_dataset
-here = Path({str(tmp_path)!r})
-make_dataset([here / "a.jsonl", here / "b.txt"], Path({str(tiny_tokenizer)!r}), here / "out")
+here = Path({str(project.folder)!r})
+make_dataset([here / "a.jsonl", here / "b.txt"], Path({str(project.tokenizer)!r}), here / "out")
 assert "pandas" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=repository)

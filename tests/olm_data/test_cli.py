@@ -8,17 +8,15 @@ import os
 from pathlib import Path
 
 import pytest
-from support.command import Said, inside
+from support.command import Olm, Said, inside
 from support.tokenizing import texts, write_jsonl
 
 from olm_data.cli import cli
 from olm_data.extensions.stats import command as stats
 
 
-def test_help_names_each_command_with_a_whole_sentence(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = inside(capsys, "--help").stdout
+def test_help_names_each_command_with_a_whole_sentence(olm: Olm) -> None:
+    text = olm("--help").stdout
     for heading, known in cli.summaries().items():
         assert f"{heading}:" in text
         for name, summary in known.items():
@@ -39,9 +37,9 @@ def test_help_names_each_command_with_a_whole_sentence(
     ],
 )
 def test_a_mistyped_command_line_has_one_style_and_a_way_out(
-    typed: list[str], error: str, fix: str, capsys: pytest.CaptureFixture[str]
+    typed: list[str], error: str, fix: str, olm: Olm
 ) -> None:
-    said = inside(capsys, *typed)
+    said = olm(*typed)
     assert said.returncode == 2
     assert said.stderr.startswith("error: ")
     first, second = said.stderr.splitlines()[:2]
@@ -51,8 +49,8 @@ def test_a_mistyped_command_line_has_one_style_and_a_way_out(
     assert "Usage:" not in said.stderr
 
 
-def test_a_mistyped_command_is_an_event_with_json(capsys: pytest.CaptureFixture[str]) -> None:
-    event = json.loads(inside(capsys, "tokenise", "x", "--json").stdout.splitlines()[-1])
+def test_a_mistyped_command_is_an_event_with_json(olm: Olm) -> None:
+    event = json.loads(olm("tokenise", "x", "--json").stdout.splitlines()[-1])
     assert (event["event"], event["exit_code"]) == ("error", 2)
 
 
@@ -68,26 +66,19 @@ def test_a_mistyped_command_is_an_event_with_json(capsys: pytest.CaptureFixture[
     ],
 )
 def test_an_empty_argument_is_named_and_refused(
-    words: list[str],
-    named: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], named: str, here: Path, olm: Olm
 ) -> None:
-    write_jsonl(tmp_path / "a.jsonl", texts(3))
-    monkeypatch.chdir(tmp_path)
-    said = inside(capsys, *words)
+    write_jsonl(here / "a.jsonl", texts(3))
+    said = olm(*words)
     assert said.returncode == 2
     assert f"where: {named}\n" in said.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+    assert [path.name for path in here.iterdir()] == ["a.jsonl"]
 
 
-def test_white_space_may_be_a_separator(
-    tmp_path: Path, tiny_tokenizer: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_white_space_may_be_a_separator(tmp_path: Path, tiny_tokenizer: Path, olm: Olm) -> None:
     (tmp_path / "a.txt").write_text("one two")
     words = ["--tokenizer", tiny_tokenizer, "-o", tmp_path / "out", "--dry-run"]
-    said = inside(capsys, "tokenize", tmp_path / "a.txt", "--separator", " ", *words)
+    said = olm("tokenize", tmp_path / "a.txt", "--separator", " ", *words)
     assert said.returncode == 0, said.stderr
 
 
@@ -107,17 +98,13 @@ NO_TEXT = os.fsdecode(b"\xff")
     ],
 )
 def test_an_error_that_no_module_foresaw_says_what_to_do(
-    error: Exception,
-    exit_code: int,
-    part: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    error: Exception, exit_code: int, part: str, monkeypatch: pytest.MonkeyPatch, olm: Olm
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(stats.stats, "callback", fail)
-    said = inside(capsys, "stats", "anything")
+    said = olm("stats", "anything")
     assert (said.returncode, "Traceback" in said.stderr) == (exit_code, False)
     assert part in said.stderr
     assert len(said.stderr) < 1000
@@ -127,15 +114,11 @@ def test_an_error_that_no_module_foresaw_says_what_to_do(
     "command", ["verify", "stats", "status", "show row", "doctor", "import-mix"]
 )
 def test_names_too_long_or_without_end_are_answered_by_check_the_path(
-    command: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: str, here: Path, olm: Olm
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "loop").symlink_to("loop")
+    (here / "loop").symlink_to("loop")
     for place in ("x" * 5000, "loop"):
-        said = inside(capsys, *command.split(), place)
+        said = olm(*command.split(), place)
         if command == "doctor" and place == "loop":
             assert "Traceback" not in said.stderr
             continue

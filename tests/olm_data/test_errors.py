@@ -94,6 +94,8 @@ def test_values_are_shown_as_they_were_given_and_no_longer_than_a_line() -> None
     assert (quoted(3), quoted(None)) == ("3", "None")
     assert quoted(Fraction(1, 4)) == "0.25"
     assert quoted(Fraction(-(10**400))) == "-1e400 or more"
+    assert quoted(Fraction(10**400)) == "1e400 or more"
+    assert (quoted(Fraction(1, 3)), quoted(Fraction(1, 10**400))) == ("0.333333", "0")
     assert typed("a b") == "'a b'"
 
 

@@ -49,13 +49,7 @@ def test_the_pure_layer_does_no_input_or_output(repository: Path) -> None:
         named = {n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)}
         named |= {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
         assert "open" not in calls
-        assert not {m.split(".")[0] for m in named} & {
-            "os",
-            "pathlib",
-            "time",
-            "fsspec",
-            "random",
-        }
+        assert not {m.split(".")[0] for m in named} & {"os", "pathlib", "time", "fsspec", "random"}
 
 
 def test_configurations_are_read_by_olm_data_config_alone(repository: Path) -> None:

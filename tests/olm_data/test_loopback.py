@@ -53,8 +53,7 @@ def test_only_its_own_name_is_welcome(
     host: str | None, status: int, server: LoopbackServer
 ) -> None:
     answer = get(server, host and host.format(server.server_port))
-    assert answer.status == status
-    assert answer.headers["Cache-Control"] == "no-store"
+    assert (answer.status, answer.headers["Cache-Control"]) == (status, "no-store")
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert "Python" not in answer.headers["Server"]
 

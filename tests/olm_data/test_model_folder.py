@@ -24,8 +24,7 @@ def put(folder: Path, **changes: object) -> Store:
 
 def test_it_names_all_files_but_itself(tmp_path: Path) -> None:
     about = read_about(put(tmp_path))
-    assert about == ABOUT
-    assert about.files == (WEIGHTS,)
+    assert (about, about.files) == (ABOUT, (WEIGHTS,))
 
 
 @pytest.mark.parametrize("changes", [{"format": "hf"}, {"version": 9}, {"weights": None}])

@@ -10,12 +10,7 @@ from olm_data.errors import ValidationError
 from olm_data.model_receipt import FileProof, ModelClaim, ModelReceipt, Verified
 
 CLAIM = ModelClaim(
-    checkpoint="c" * 64,
-    dtype="bfloat16",
-    shard_bytes=5,
-    tied_head=False,
-    template=None,
-    context=32,
+    checkpoint="c" * 64, dtype="bfloat16", shard_bytes=5, tied_head=False, template=None, context=32
 )
 RECEIPT = ModelReceipt(
     claim=CLAIM,

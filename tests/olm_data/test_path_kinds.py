@@ -142,12 +142,6 @@ def test_names_of_things_reach_the_terminal_escaped(tmp_path: Path) -> None:
     assert "\x1b" not in str(caught.value)
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     ("name", "content", "kind"),
     [

@@ -8,13 +8,14 @@ import os
 import pty
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.live import Live
 
-from olm_data.progress import Progress, _Display, fit, shows_live
+from olm_data.progress import LEAST_STEP, Progress, RateWindow, _Display, fit, forecast, shows_live
 
 
 class Clock:
@@ -37,8 +38,7 @@ def test_off_a_terminal_a_plain_line_comes_every_ten_seconds() -> None:
             clock.now = 100.0 + second
             progress.update(second / 80, "9 documents")
     lines = stream.getvalue().splitlines()
-    assert len(lines) == 4
-    assert lines[0] == "tokenize: 12%, 9 documents, about 1 min 10 s left"
+    assert (len(lines), lines[0]) == (4, "tokenize: 12%, 9 documents, about 1 min 10 s left")
     assert progress.seconds == 40
 
 
@@ -174,3 +174,70 @@ def test_a_thread_may_note_something_while_the_display_ends() -> None:
     progress._live = Live(console=Console(file=stream))
     progress.note("the lease was given back")
     assert "the lease was given back" in stream.getvalue()
+
+
+# Promises of the sliding window and the forecast: recent speed, and bytes that add up.
+steps = st.lists(st.tuples(st.floats(0.001, 5), st.integers(0, 10**9)), min_size=1, max_size=200)
+
+
+@given(rate=st.floats(0.1, 1e9), gaps=st.lists(st.floats(0.01, 3), min_size=2, max_size=100))
+def test_a_steady_amount_has_its_rate_whatever_the_times_of_looking(
+    rate: float, gaps: list[float]
+) -> None:
+    window, now = RateWindow(5), 0.0
+    window.add(0.0, 0.0)
+    for gap in gaps:
+        now += gap
+        window.add(now, rate * now)
+    assert (window.rate, window.still) == (pytest.approx(rate, rel=1e-6), 0)
+
+
+@given(steps)
+def test_the_rate_is_never_negative_and_memory_is_bounded(steps: list[tuple[float, int]]) -> None:
+    window, now = RateWindow(5), 0.0
+    for gap, amount in steps:  # amounts fall, too: a worker died and its task began again
+        now += gap
+        window.add(now, amount)
+        assert window.rate >= 0
+        assert window.still >= 0
+        assert len(window._samples) <= 2 * 5 / LEAST_STEP + 3
+
+
+def test_only_the_last_seconds_count() -> None:
+    window = RateWindow(10)
+    for second in range(100):
+        window.add(second, 1000 * second if second < 50 else 50_000 + second)
+    assert window.rate == pytest.approx(1.0)
+    for second in range(100, 130):
+        window.add(second, 50_099)
+    assert (window.rate, window.still) == (0, 30)
+
+
+tasks = st.lists(
+    st.tuples(st.integers(0, 10**12), st.booleans(), st.integers(0, 10**12)), min_size=1
+)
+
+
+@given(tasks)
+def test_a_forecast_is_finite_and_ends_at_nothing_left(tasks: list[tuple[int, bool, int]]) -> None:
+    planned, finished, seen = (np.array(column) for column in zip(*tasks, strict=True))
+    done, left = forecast(planned, finished, seen)
+    assert done >= 0
+    assert left >= 0
+    assert np.isfinite([done, left]).all()
+    assert forecast(planned, np.ones(len(tasks), bool), seen)[1] == 0
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=2, max_size=50), st.floats(0.1, 10))
+def test_wrong_guesses_are_scaled_by_the_finished_tasks(planned: list[int], wrong: float) -> None:
+    sizes = np.array(planned, np.float64)
+    finished = np.arange(len(sizes)) < len(sizes) // 2
+    done, left = forecast(sizes, finished, np.where(finished, sizes * wrong, 0))
+    assert done + left == pytest.approx(sizes.sum() * wrong)
+
+
+def test_sources_without_sizes_count_by_tasks() -> None:
+    unknown, none = np.zeros(4, np.int64), np.zeros(4, bool)
+    assert forecast(unknown, none, np.array([5, 0, 0, 0])) == (0, 4)
+    first = np.array([True, False, False, False])
+    assert forecast(unknown, first, np.array([100, 50, 0, 0])) == (150, 250)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from support.command import environment, inside
+from support.command import Olm, environment
 from support.hostile_s3 import SECRETS, SPELLINGS, TOKEN, leaked
 from support.racing import race
 
@@ -89,25 +89,12 @@ def test_a_password_in_a_url_leaves_nothing_in_a_message(
 @pytest.mark.parametrize(
     "command",
     [
-        "tokenize",
-        "verify",
-        "mix",
-        "show",
-        "stats",
-        "import",
-        "push",
-        "pull",
-        "export",
-        "add",
-        "doctor",
-        "report",
-        "status",
-        "train-tokenizer",
-        "no-such-command",
+        *("tokenize", "verify", "mix", "show", "stats", "import", "push", "pull", "export"),
+        *("add", "doctor", "report", "status", "train-tokenizer", "no-such-command"),
     ],
 )
 def test_no_command_repeats_a_password_that_is_typed(
-    command: str, word: str, held: None, capsys: pytest.CaptureFixture[str]
+    command: str, word: str, held: None, olm: Olm
 ) -> None:
     typed = word.format("p@canary@7/tail'q")
     for given_words in (
@@ -116,7 +103,7 @@ def test_no_command_repeats_a_password_that_is_typed(
         ("-o", typed),
         ("--tokenizer", typed, "README"),
     ):
-        said = inside(capsys, command, *given_words)
+        said = olm(command, *given_words)
         assert said.returncode
         assert "canary" not in said.stdout + said.stderr
         assert "tail" not in said.stdout + said.stderr
@@ -137,13 +124,10 @@ def test_a_password_that_is_typed_may_have_blanks_and_quotes(word: str, between:
 
 def test_addresses_with_ports_and_paths_with_an_at_stay() -> None:
     for text in (
-        "http://localhost:8080/a@b",
-        "hf://datasets/a/b@main/x",
-        "s3://b/part-0@2.parquet",
+        *("http://localhost:8080/a@b", "hf://datasets/a/b@main/x", "s3://b/part-0@2.parquet"),
         '{"url":"https://x.com","mail":"me@x.com"}',
         '{"url":"https://x.com:443","mail":"me@x.com"}',
-        "https://x.com, or mail me@x.com",
-        "10:30 a@b and c:/x@y",
+        *("https://x.com, or mail me@x.com", "10:30 a@b and c:/x@y"),
     ):
         assert redacted(text) == text
         assert redacted(f"'{text}'") == f"'{text}'"
@@ -258,7 +242,8 @@ def test_s3_importing_the_packages_changes_no_hook_of_the_host(repository: Path)
         "import logging, sys, threading, warnings\n"
         "def hooks():\n"
         "    return (sys.excepthook, sys.unraisablehook, threading.excepthook,\n"
-        "            logging.getLogRecordFactory(), warnings.formatwarning)\n"
+        "            logging.getLogRecordFactory(), warnings.formatwarning,\n"
+        "            logging.Handler.handleError)\n"
         "before = hooks()\n"
         "import olm_data.cli, olm_data.sinks, olm_data.storage.s3, olm_train.run\n"
         "assert hooks() == before\n"

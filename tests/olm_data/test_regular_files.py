@@ -11,8 +11,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.project import Project
 from support.sources import modules
-from support.tokenizing import make_dataset, texts, write_jsonl
+from support.tokenizing import texts
 
 from olm_data.dataset import manifest
 from olm_data.errors import InputError, ValidationError
@@ -36,13 +37,9 @@ def test_a_file_that_claims_no_size_is_not_read_without_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"),
-    [("fifo", "a named pipe"), ("folder", "a folder"), ("socket", "a socket")],
+    ("kind", "says"), [("fifo", "a named pipe"), ("folder", "a folder"), ("socket", "a socket")]
 )
-def test_what_is_no_regular_file_is_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, says: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_is_no_regular_file_is_refused_at_once(here: Path, kind: str, says: str) -> None:
     held = None
     if kind == "fifo":
         os.mkfifo("it")
@@ -103,11 +100,11 @@ def test_d3_a_file_of_a_run_is_read_with_the_limit_of_what_wrote_it(repository: 
 
 @pytest.mark.parametrize("guard", [manifest, store])
 def test_d3_a_job_too_large_to_be_read_again_is_refused_before_work(
-    guard: ModuleType, tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    guard: ModuleType, monkeypatch: pytest.MonkeyPatch, project: Project
 ) -> None:
     """By an estimate at the start, and once more where the plan or the job is written."""
-    inputs = [write_jsonl(tmp_path / f"{n}.jsonl", texts(2, 2 * n)) for n in range(40)]
+    inputs = [project.write(f"{n}.jsonl", texts(2, 2 * n)) for n in range(40)]
     monkeypatch.setattr(guard, "MAX_DOCUMENT", 5000)
     with pytest.raises(InputError, match="nothing could read it again"):
-        make_dataset(inputs, tiny_tokenizer, tmp_path / "out")
-    assert not list((tmp_path / "out").glob("shard-*"))
+        project.make(inputs)
+    assert not list((project.out).glob("shard-*"))

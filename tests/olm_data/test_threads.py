@@ -111,10 +111,6 @@ said.set()
 
 def test_the_interpreter_waits_for_threads_that_the_collector_did_not_wait_for() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", EXIT],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=environment(),
+        [sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=600, env=environment()
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "not waited for\nwhole\n", "")

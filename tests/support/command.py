@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,10 @@ def inside(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Said:
             logging.setLogRecordFactory(records)
     shown = capsys.readouterr()
     return Said(int(ended.value.code or 0), shown.out, shown.err)
+
+
+Olm = Callable[..., Said]
+"""What the fixture `olm` is: `inside`, for the words of a command line."""
 
 
 def olm_data(

@@ -191,3 +191,10 @@ READERS = {
 }
 HOLDS_IDS = {"olmo-core", "mds", "litdata", "hf"}
 HOLDS_COLUMNS = {"mds", "litdata", "hf"}
+
+
+def wanted(shards: list[list[np.ndarray]], form: str) -> Documents:
+    """Return what an export of a dataset of these documents holds."""
+    documents = [document.tolist() for shard in shards for document in shard]
+    holds = form in HOLDS_IDS
+    return [(f"doc-{n}" if holds else None, ids) for n, ids in enumerate(documents)]

@@ -15,6 +15,13 @@ from olm_data.extensions.verify.shard import VerifyReport
 from olm_data.mixture.lock import UNDIGESTED
 
 
+def flip(path: Path, at: int = -1) -> None:
+    """Change a bit of one byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
 def fields(report: VerifyReport) -> set[tuple[str, str]]:
     return {(Path(finding.file).name, finding.field) for finding in report.findings}
 

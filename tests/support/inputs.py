@@ -30,19 +30,21 @@ def jsonl(path: Path, *texts: str) -> Path:
     return path
 
 
+def write_table(path: Path, table: pa.Table, rows: int = 8) -> Path:
+    """Write a table in the format that the name says, in groups of some rows; return the path."""
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=rows)
+        return path
+    new = pa.ipc.new_stream if path.suffix == ".arrow" else pa.ipc.new_file
+    with new(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return path
+
+
 def write_rows(folder: Path, ending: str, rows: list[dict[str, Any]]) -> Path:
     """Write rows in a format, in groups of eight."""
     path = folder / f"a{ending}"
-    table = pa.Table.from_pylist(rows)
-    if ending == ".parquet":
-        pq.write_table(table, path, row_group_size=8)
-    elif ending == ".arrow":
-        with pa.ipc.new_stream(path, table.schema) as writer:
-            writer.write_table(table, max_chunksize=8)
-    elif ending == ".feather":
-        with pa.ipc.new_file(path, table.schema) as writer:
-            writer.write_table(table, max_chunksize=8)
-    else:
-        text = lines(rows)
-        path.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
-    return path
+    if ending in (".parquet", ".arrow", ".feather"):
+        return write_table(path, pa.Table.from_pylist(rows))
+    text = json.dumps(rows).encode() if ending == ".json" else lines(rows)
+    return write(path, gzip.compress(text) if ending.endswith("gz") else text)

@@ -7,12 +7,10 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
-from support.command import Said, arguments, environment, inside, olm_data
+from support.command import Olm, arguments, environment, inside, olm_data
 from support.polling import wait_until
 from support.tokenizing import digests, texts, write_jsonl
 
@@ -25,14 +23,6 @@ from olm_data.runners.local import LocalRunner
 from olm_data.storage.store import Store
 from olm_data.tokenization.recipe import read_recipe
 
-Command = Callable[..., Said]
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """`olm-data` in this process."""
-    return partial(inside, capsys)
-
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
@@ -40,7 +30,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_results_go_to_stdout_and_say_what_was_made_dropped_and_how_fast(
-    source: Path, tiny_tokenizer: Path, tmp_path: Path
+    olm: Olm, source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     words = ("--tokenizer", tiny_tokenizer, "--output", tmp_path / "out", "--holdout", "0.2")
     done = olm_data("tokenize", source, *words)
@@ -48,7 +38,7 @@ def test_results_go_to_stdout_and_say_what_was_made_dropped_and_how_fast(
     parts = ("tokens  ", "validation\n", "1 empty", "special hits  ", "EOS <|endoftext|> (0)")
     assert [part for part in (*parts, "text bytes per second") if part not in done.stdout] == []
     assert f"next: olm-data verify {tmp_path / 'out'}" in done.stderr
-    checked = olm_data("verify", tmp_path / "out", "--json")
+    checked = olm("verify", tmp_path / "out", "--json")
     report = json.loads(checked.stdout)
     assert checked.returncode == 0
     assert report["ok"] is True
@@ -56,10 +46,10 @@ def test_results_go_to_stdout_and_say_what_was_made_dropped_and_how_fast(
 
 
 def test_a_dry_run_shows_plan_and_sample_and_writes_nothing(
-    command: Command, source: Path, tiny_tokenizer: Path, tmp_path: Path
+    olm: Olm, source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", tmp_path / "out")
-    shown = command(*words, "--dry-run")
+    shown = olm(*words, "--dry-run")
     assert shown.returncode == 0
     assert "would write" in shown.stdout
     assert "document 0  " in shown.stdout
@@ -68,13 +58,12 @@ def test_a_dry_run_shows_plan_and_sample_and_writes_nothing(
     slurm = ["--runner", "slurm", "--slurm", "time=1:00:00", "--workers", "8"]
     assert (
         "  runner      slurm: an array of 1, 1 at a time, --time=1:00:00; logs in "
-        in command(*words, "--dry-run", *slurm).stdout
+        in olm(*words, "--dry-run", *slurm).stdout
     )
-    refused = command(*words, "--dry-run", "--slurm", "time=1:00:00")
+    refused = olm(*words, "--dry-run", "--slurm", "time=1:00:00")
     assert "no effect without runner: slurm" in refused.stderr  # as without --dry-run
-    as_json = json.loads(command(*words, "--dry-run", "--json").stdout)
-    assert as_json["format"] == "olm-plan"
-    assert as_json["tasks"] == [[0, 1]]
+    as_json = json.loads(olm(*words, "--dry-run", "--json").stdout)
+    assert (as_json["format"], as_json["tasks"]) == ("olm-plan", [[0, 1]])
     assert not (tmp_path / "out").exists()
 
 
@@ -86,7 +75,7 @@ def test_a_dry_run_shows_plan_and_sample_and_writes_nothing(
     ],
 )
 def test_options_that_mean_nothing_are_usage_errors(
-    command: Command,
+    olm: Olm,
     source: Path,
     tiny_tokenizer: Path,
     tmp_path: Path,
@@ -94,18 +83,18 @@ def test_options_that_mean_nothing_are_usage_errors(
     message: str,
 ) -> None:
     words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", tmp_path / "out")
-    done = command(*words, *more)
+    done = olm(*words, *more)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_own_files_need_a_tokenizer_and_an_output(command: Command, source: Path) -> None:
-    done = command("tokenize", source)
+def test_own_files_need_a_tokenizer_and_an_output(olm: Olm, source: Path) -> None:
+    done = olm("tokenize", source)
     assert done.returncode == 2
     assert "--tokenizer and --output" in done.stderr
     assert "olm-data tokenize" in done.stderr
-    assert command("tokenize").returncode == 2
+    assert olm("tokenize").returncode == 2
 
 
 def test_an_interrupted_run_exits_130_says_how_to_go_on_and_goes_on(
@@ -163,13 +152,13 @@ def test_with_json_stdout_is_events_and_the_last_line_is_the_result(
 
 
 def test_the_last_line_is_what_to_type_next_and_a_second_run_finds_all_done(
-    command: Command, source: Path, tiny_tokenizer: Path, tmp_path: Path
+    olm: Olm, source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "my tokens"
     words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", output)
-    done = command(*words)
+    done = olm(*words)
     assert done.stderr.splitlines()[-1] == f"next: olm-data verify '{output}'"
-    again = command(*words)
+    again = olm(*words)
     assert "already complete  yes\n" in again.stdout
 
 
@@ -214,8 +203,7 @@ def test_what_this_process_holds_in_memory_is_tokenised_by_it(
     fields = {"workers": workers} if workers else {}
     plain = tokenize(tmp_path / "a.jsonl", tokenizer=tiny_tokenizer, output=tmp_path / "plain")
     made = tokenize(source, tokenizer=tiny_tokenizer, output=output, **fields)
-    assert made.documents == 50
-    assert made.manifest.shards == plain.manifest.shards
+    assert (made.documents, made.manifest.shards) == (50, plain.manifest.shards)
     assert verify(output).ok
 
 

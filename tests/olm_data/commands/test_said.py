@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
-from support.command import inside
+from support.command import Olm
 from support.tokenizing import texts, write_jsonl
 
 from olm_data.cli import cli
@@ -28,7 +28,6 @@ def test_every_command_takes_the_common_options(group: click.Group, name: str) -
     context = click.Context(group)
     command = group.get_command(context, name)
     assert group.get_command(context, name) is command
-    assert command is not None
     names = [option for parameter in command.params for option in parameter.opts]
     assert len(names) == len(set(names)), names
     assert {"-q", "--quiet", "-v", "--verbose", "--debug"} <= set(names)
@@ -42,32 +41,28 @@ def words(tmp_path: Path, tiny_tokenizer: Path) -> list[str | Path]:
 
 
 def test_quiet_says_the_result_alone_and_verbose_what_was_done(
-    words: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str | Path], tmp_path: Path, olm: Olm
 ) -> None:
-    quiet = inside(capsys, *words, "-q")
+    quiet = olm(*words, "-q")
     assert quiet.returncode == 0, quiet.stderr
     assert quiet.stderr == ""
     assert quiet.stdout.startswith("output ")
-    loud = inside(capsys, "verify", tmp_path / "out", "-v")
+    loud = olm("verify", tmp_path / "out", "-v")
     assert f"read {tmp_path}/out/manifest.json" in loud.stderr
     last = loud.stderr.splitlines()[-1]
     assert last.startswith("took ")
     assert " s of CPU, " in last
-    silent = inside(capsys, "verify", tmp_path / "out")
+    silent = olm("verify", tmp_path / "out")
     assert "manifest.json" not in silent.stderr
 
 
-def test_quiet_still_tells_warnings_and_errors(
-    words: list[str | Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "error: " in inside(capsys, *words, "--eos", "nothing", "-q").stderr
-    both = inside(capsys, *words, "-q", "-v")
+def test_quiet_still_tells_warnings_and_errors(words: list[str | Path], olm: Olm) -> None:
+    assert "error: " in olm(*words, "--eos", "nothing", "-q").stderr
+    both = olm(*words, "-q", "-v")
     assert (both.returncode, "-q and -v contradict each other" in both.stderr) == (2, True)
 
 
-def test_quiet_prints_no_table(
-    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_quiet_prints_no_table(tiny_mixture: Path, tmp_path: Path, olm: Olm) -> None:
     manifest = next(tiny_mixture.parent.glob("*.yaml"), None)
     if manifest is None:
         manifest = tiny_mixture.parent / "quiet.yaml"
@@ -75,7 +70,7 @@ def test_quiet_prints_no_table(
         source = "{data: ./prose, max_epochs: 9}"
         lines = ["version: 1", "seed: 1", "sequence_length: 32", f"sources: {{prose: {source}}}"]
         manifest.write_text("\n".join([*lines, f"stages: [{stage}]", ""]))
-    done = inside(capsys, "mix", manifest, "-o", tmp_path / "quiet.lock.json", "-q")
+    done = olm("mix", manifest, "-o", tmp_path / "quiet.lock.json", "-q")
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     assert line.startswith(f"written: {tmp_path}/quiet.lock.json (digest ")

@@ -102,8 +102,7 @@ def test_what_is_ambiguous_is_refused_with_its_line(
 ) -> None:
     with pytest.raises(UsageError, match=message.replace("^", r"\^").replace("*", r"\*")) as error:
         load(text, "m.yaml")
-    assert error.value.where == f"m.yaml:{line}"
-    assert error.value.exit_code == 2
+    assert (error.value.where, error.value.exit_code) == (f"m.yaml:{line}", 2)
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n"])
@@ -124,8 +123,7 @@ def test_twenty_levels_and_a_megabyte_are_allowed_and_no_more() -> None:
 
 def test_lines_are_known_for_every_key_and_fall_back_to_the_enclosing_one() -> None:
     values = Values.parse("a: 1\nb:\n  c: [1,\n    2]\n  d: {e: 5}\n", "dir/m.yaml")
-    assert values.where(("a",)) == "dir/m.yaml:1"
-    assert values.where(("b", "c")) == "dir/m.yaml:3"
+    assert (values.where(("a",)), values.where(("b", "c"))) == ("dir/m.yaml:1", "dir/m.yaml:3")
     assert values.where(("b", "c", 1)) == "dir/m.yaml:4"
     assert values.where(("b", "d", "e")) == "dir/m.yaml:5"
     assert values.where(("b", "d", "missing", 3)) == "dir/m.yaml:5"

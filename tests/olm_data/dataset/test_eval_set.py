@@ -92,5 +92,4 @@ def test_acc_uncond_needs_a_context_that_asks_nothing(tmp_path: Path, tiny_token
         build(task, spec, str(tmp_path / "a"), primary=Primary.acc_uncond)
     lines = [{**LINES[0], "unconditional_context": "Answer:"}]
     made = build(read_jsonl(write(tmp_path / "b.jsonl", lines)), spec, str(tmp_path / "b"))
-    assert made.info.primary == "acc_uncond"
-    assert made.requests.unconditional.sum() == 3
+    assert (made.info.primary, made.requests.unconditional.sum()) == ("acc_uncond", 3)

@@ -60,7 +60,6 @@ def test_old_fields_are_always_written_and_newer_ones_where_they_say_something(
 def test_kept_columns_have_the_types_that_arrow_names() -> None:
     keep = tuple((f"c{n}", kind) for n, kind in enumerate(KEEP_TYPES))
     schema = ReadOptions(keep=keep).keep_schema  # type: ignore[arg-type]
-    assert schema is not None
     assert schema.types == [pa.string(), pa.int64(), pa.float64(), pa.bool_()]
     assert ReadOptions().keep_schema is None
 

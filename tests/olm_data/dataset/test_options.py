@@ -37,8 +37,7 @@ def test_a_manifest_holds_options_of_tokenising_or_the_format_it_was_imported_fr
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b'{"imported": 3}', b'{"imported": "x", "more": 1}', b'{"text_column": "a\\u001b"}'],
+    "data", [b'{"imported": 3}', b'{"imported": "x", "more": 1}', b'{"text_column": "a\\u001b"}']
 )
 def test_options_that_cannot_be_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"Expected|unknown field|control"):

@@ -165,6 +165,5 @@ def test_tasks_know_their_inputs_and_sizes() -> None:
     assert plan.tasks == ((0, 2), (2, 3))
     assert [plan.text_bytes(task) for task in (0, 1)] == [20, 10]
     assert [plan.inputs_of(task) for task in (0, 1)] == [[0, 1], [1]]
-    assert plan.describe(0) == "a.jsonl to b.jsonl (2 files)"
-    assert plan.describe(1) == "b.jsonl"
+    assert (plan.describe(0), plan.describe(1)) == ("a.jsonl to b.jsonl (2 files)", "b.jsonl")
     assert [shard_name(0), shard_name(123456)] == ["shard-00000", "shard-123456"]

@@ -73,8 +73,6 @@ def forged(folder: Path, manifest: Manifest, ends: list[int]) -> ShardDigests:
 
 
 # --- reading -------------------------------------------------------------------------------------
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, len(IDS)),
@@ -114,8 +112,6 @@ def test_a_token_file_may_have_a_name_of_its_own(shard: tuple[Path, Manifest]) -
 
 
 # --- damage to the tokens ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mapped", [True, False])
 def test_lazily_a_changed_block_is_found_when_it_is_touched(
     shard: tuple[Path, Manifest], mapped: bool
@@ -154,8 +150,6 @@ def test_a_block_is_checked_once(shard: tuple[Path, Manifest]) -> None:
 
 
 # --- damage that shows at open -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("file", ["tokens.npy", "ends.npy"])
 @pytest.mark.parametrize("verify", ["off", "lazy", "full"])
 @pytest.mark.parametrize("mapped", [True, False])

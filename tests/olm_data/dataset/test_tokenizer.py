@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.tokenizing import make_dataset, texts, write_jsonl
+from support.project import Project
+from support.tokenizing import texts
 
-from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.tokenizer import (
     TOKENIZER,
     TokenizerInfo,
@@ -78,18 +78,17 @@ def test_the_body_of_a_document_is_without_bos_and_eos(
     bos: int | None, eos: int | None, body: list[int], delimiters: tuple[int, ...]
 ) -> None:
     rules = TokenizerRules("", "", 10, bos, eos)
-    assert rules.body(np.array([9, 1, 8])).tolist() == body
-    assert rules.delimiters == delimiters
+    assert (rules.body(np.array([9, 1, 8])).tolist(), rules.delimiters) == (body, delimiters)
 
 
 def test_another_tokenizer_is_refused_before_it_is_tried(
-    tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, project: Project
 ) -> None:
-    make_dataset([write_jsonl(tmp_path / "a.jsonl", texts(3))], tiny_tokenizer, tmp_path / "web")
-    path = tmp_path / "web/tokenizer.json"
+    project.make([project.write("a.jsonl", texts(3))], "web")
+    path = project / "web/tokenizer.json"
     model = json.loads(path.read_bytes())
     model["model"]["merges"][0][0] = "x" * 1_000_000
     path.write_text(json.dumps(model))
     monkeypatch.setattr("olm_data.dataset.tokenizer.probe", pytest.fail)
     with pytest.raises(ValidationError, match="not the one the dataset was made with"):
-        _ = Dataset.open(str(tmp_path / "web")).tokenizer
+        _ = project.open("web").tokenizer

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.forged import flip
 from support.tokenizing import make_dataset, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
@@ -65,9 +66,7 @@ def test_rows_that_are_not_the_manifests_choose_nothing(folder: Path, tmp_path: 
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     docs = next(copy.glob("*.docs.parquet"))
-    data = bytearray(docs.read_bytes())
-    data[100] ^= 1
-    docs.write_bytes(data)
+    flip(docs, 100)
     with pytest.raises(ValidationError, match="do not match their digest in the manifest"):
         scan(copy, "score > 3")
     docs.unlink()

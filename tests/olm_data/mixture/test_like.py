@@ -164,11 +164,8 @@ def test_the_documents_come_in_the_order_of_the_lock_and_differences_are_counted
             rows = sum(k < len(so_far) for k, _ in at[source.name])
             assert rows == np.searchsorted(ends, until, side="right")
         like = source.like
-        assert like is not None
-        assert source.view is not None
         counted = [n for n, _ in begun]
-        assert like.documents == len(counted)
-        assert like.tokens == len(stream)
+        assert (like.documents, like.tokens) == (len(counted), len(stream))
         assert like.tokens_there == sum(len(theirs[n]) for n in counted)
         assert source.view.documents == len({n for n, _ in begun})
         parts = whole = first = 0
@@ -207,8 +204,6 @@ def test_a_repeated_document_is_counted_as_often_as_it_is_drawn(locked: Path) ->
     web = new.sources[1]
     old = Lock.read(locked)
     assert [stage.name for stage in new.manifest_stages] == ["one", "two"]
-    assert web.like is not None
-    assert web.view is not None
     assert 2 * web.view.documents <= web.like.documents < 3 * web.view.documents
     assert web.like.lock == old.digest
     summary = summarise(new)

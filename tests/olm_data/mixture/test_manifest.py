@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.command import inside
+import yaml
+from jsonschema import Draft202012Validator
+from support.command import Olm
 from support.stand_in import MANIFEST, parse_mixture
 
-from olm_data.errors import UsageError, quoted
+from olm_data.errors import UsageError
+from olm_data.mixture.manifest import SCHEMA as PATH
 from olm_data.packing.concat import Concat
 
 
@@ -38,15 +43,8 @@ def test_what_may_be_left_out_has_the_documented_default() -> None:
 @pytest.mark.parametrize(
     ("text", "count"),
     [
-        ("95B", 95 * 10**9),
-        ("5M", 5 * 10**6),
-        ("1.5B", 1_500_000_000),
-        ("0.1K", 100),
-        ("2T", 2 * 10**12),
-        ("2_000_000", 2_000_000),
-        ("1_000K", 1_000_000),
-        ("1e3", 1000),
-        ("'12'", 12),
+        *[("1.5B", 1_500_000_000), ("2_000_000", 2_000_000), ("1_000K", 1_000_000)],
+        *[("1e3", 1000), ("0.1K", 100), ("'12'", 12)],
     ],
 )
 def test_token_counts_are_exact(text: str, count: int) -> None:
@@ -54,21 +52,7 @@ def test_token_counts_are_exact(text: str, count: int) -> None:
     assert stages[0].tokens == count
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "4.611686018427387904T",
-        "0.0005K",
-        "1.5",
-        "0",
-        "-5",
-        "5G",
-        "B",
-        "true",
-        "[1]",
-        "9999999T",
-    ],
-)
+@pytest.mark.parametrize("text", ["4.611686018427387904T", "1.5", "0", "-5", "5G", "true", "[1]"])
 def test_counts_that_are_not_whole_or_not_counts_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="not a whole number") as error:
         parse_mixture(MANIFEST.replace("tokens: 95M", f"tokens: {text}"))
@@ -174,18 +158,54 @@ PLAIN = {"EPOCHS": "1", "NAME": "s", "TOKENS": "64", "WEIGHT": "1"}
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "1e3999"])
 @pytest.mark.parametrize("field", PLAIN)
 def test_numbers_beyond_a_float_in_a_manifest(
-    field: str, number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    field: str, number: str, tmp_path: Path, olm: Olm
 ) -> None:
     text = NUMBERS
     for name, value in (PLAIN | {field: number}).items():
         text = text.replace(name, value)
     (tmp_path / "m.yaml").write_text(text)
-    said = inside(capsys, "mix", tmp_path / "m.yaml")
+    said = olm("mix", tmp_path / "m.yaml")
     assert (said.returncode in (2, 4), "Traceback" in said.stderr) == (True, False), said.stderr
 
 
-def test_numbers_beyond_a_float_are_shown_short() -> None:
-    assert quoted(Fraction(10**400)) == "1e400 or more"
-    assert quoted(Fraction(-(10**400))) == "-1e400 or more"
-    assert quoted(Fraction(1, 3)) == "0.333333"
-    assert quoted(Fraction(1, 10**400)) == "0"
+# The JSON Schemas that editors use take the examples of this repository, and find mistakes.
+TRAIN = Path(__file__).parents[3] / "olm_train/run/train.schema.json"
+PIPELINES = Path(__file__).parents[3] / "pipelines"
+
+
+def mistakes(schema: Path, content: Any) -> list[str]:
+    found = Draft202012Validator(json.loads(schema.read_text())).iter_errors(content)
+    return [error.message for error in found]
+
+
+@pytest.mark.parametrize("path", sorted(PIPELINES.glob("*/[mt]*.yaml")), ids=str)
+def test_a_pipeline_names_its_schema_which_takes_it(path: Path) -> None:
+    schema = PATH if path.name.startswith("mix") else TRAIN
+    first = path.read_text().splitlines()[0]
+    named = first.removeprefix("# yaml-language-server: $schema=")
+    assert (path.parent / named).resolve() == schema
+    assert mistakes(schema, yaml.safe_load(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("seed: 20260101", "sed: 1"),
+        ("version: 1", "version: 2"),
+        ("sequence_length: 2048", "sequence_length: 0"),
+        ("packing: concat", "packing: bestfit"),
+        ("max_epochs: 4", "max_epoch: 4"),
+        ("  web:  {", "  'we b': {"),
+        ("name: main, ", ""),
+    ],
+)
+def test_a_mistake_in_a_manifest_is_found(old: str, new: str) -> None:
+    assert mistakes(PATH, yaml.safe_load(MANIFEST)) == []
+    assert old in MANIFEST
+    assert mistakes(PATH, yaml.safe_load(MANIFEST.replace(old, new)))
+
+
+@pytest.mark.parametrize("wrong", [{"sede": 1}, {"threads": 0}, {"comm": {"init_timeout": 3}}])
+def test_a_mistake_in_a_training_configuration_is_found(wrong: dict[str, Any]) -> None:
+    content = yaml.safe_load((PIPELINES / "quickstart/train.yaml").read_text())
+    assert mistakes(TRAIN, content | wrong)

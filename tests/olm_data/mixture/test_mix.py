@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from support.small_datasets import random_shards, write_dataset
+from support.stand_in import MANIFEST, compiled, parse_mixture, stand_in_dataset, stand_ins
 
 from olm_data.cli import cli
 from olm_data.errors import OlmError, ValidationError
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.manifest import read_mixture
-from olm_data.mixture.mix import open_sources
+from olm_data.mixture.mix import MixPlan
 
 
 @pytest.fixture
@@ -85,8 +87,7 @@ def test_a_changed_manifest_conflicts_with_the_lock_until_overwrite(project: Pat
 def test_the_json_plan_adds_up(project: Path) -> None:
     _, out, _ = run("mix", project / "manifest.yaml", "--json")
     plan = json.loads(out)
-    assert plan["status"] == "written"
-    assert plan["lock"] == str(project / "manifest.lock.json")
+    assert (plan["status"], plan["lock"]) == ("written", str(project / "manifest.lock.json"))
     assert plan["digest"] == Lock.read(plan["lock"]).digest
     main = plan["stages"][0]["sources"]
     assert [s["source"] for s in main] == ["code", "web"]
@@ -105,17 +106,6 @@ def test_the_lock_works_from_another_folder_and_moves_with_its_tree(
     project.rename(moved)
     assert len(Lock.read(moved / "locks/a.lock.json").open_datasets()) == 2
     moved.rename(project)
-
-
-def test_a_dataset_that_is_not_there_is_an_input_error_with_the_manifests_line(
-    project: Path,
-) -> None:
-    manifest = project / "manifest.yaml"
-    manifest.write_text(manifest.read_text().replace("tokens/web", "tokens/wob"))
-    code, _, err = run("mix", manifest)
-    assert code == 4
-    assert "manifest.yaml:5" in err
-    assert not (project / "manifest.lock.json").exists()
 
 
 def test_opening_a_lock_on_another_dataset_names_what_differs(project: Path) -> None:
@@ -147,11 +137,6 @@ def test_a_lock_can_be_written_to_and_read_from_s3(project: Path, s3: dict[str, 
     assert len(Lock.read(url).open_datasets()) == 2
 
 
-def test_read_mixture_resolves_data_against_the_manifests_folder(project: Path) -> None:
-    mixture = read_mixture(project / "manifest.yaml")
-    assert [d.tokens for d in open_sources(mixture).values()] == [2000, 6110]
-
-
 def test_the_plan_says_what_rows_a_stage_is_trained_in(project: Path) -> None:
     manifest = project / "manifest.yaml"
     manifest.write_text(
@@ -160,3 +145,78 @@ def test_the_plan_says_what_rows_a_stage_is_trained_in(project: Path) -> None:
     )
     stages = json.loads(run("mix", manifest, "--dry-run", "--json")[1])["stages"]
     assert [stage["sequence_length"] for stage in stages] == [4, 16]
+
+
+# Promises of compiling: exact shares and boundaries, one digest, refusals that name both sides.
+def test_every_prefix_of_the_run_holds_each_source_within_a_row_of_its_share() -> None:
+    lock = compiled(MANIFEST.replace("2048", "4000"))
+    schedule = lock.schedule()
+    place = schedule.locate(np.arange(lock.total_rows))
+    start = 0
+    for stage in lock.stages:
+        here = place.source[start : start + stage.rows]
+        for index, wanted in enumerate(map(Fraction, stage.wanted)):
+            drawn, slots = np.cumsum(here == index), np.arange(1, stage.rows + 1)
+            assert np.abs(drawn - slots * float(wanted)).max() < 1
+        start += stage.rows
+
+
+def test_stage_ends_are_token_counts_of_the_run_rounded_down_once() -> None:
+    stages = "\n".join(f"  - {{name: s{i}, tokens: 2500, weights: {{web: 1}}}}" for i in range(20))
+    text = MANIFEST[: MANIFEST.index("stages:")] + "stages:\n" + stages
+    lock = compiled(text.replace("2048", "1000"))
+    assert [stage.rows for stage in lock.stages] == [2, 3] * 10
+    assert lock.total_rows == 50
+
+
+def test_extending_the_last_stage_changes_no_earlier_row() -> None:
+    end, longer_end = (
+        "5M,  tokens_from: {web: 2M, code: 3M}",
+        "20M, tokens_from: {web: 8M, code: 12M}",
+    )
+    short, long = compiled(MANIFEST), compiled(MANIFEST.replace(end, longer_end))
+    rows = np.arange(short.total_rows)
+    ours, theirs = short.schedule().locate(rows), long.schedule().locate(rows)
+    assert np.array_equal(ours.source, theirs.source)
+    assert np.array_equal(ours.row, theirs.row)
+
+
+def test_the_order_of_sources_in_the_manifest_has_no_meaning() -> None:
+    lines = MANIFEST.splitlines()
+    lines[5], lines[6] = lines[6], lines[5]
+    swapped = "\n".join(lines).replace("web: 85, code: 15", "code: 15, web: 85")
+    assert compiled(swapped).digest == compiled(MANIFEST).digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("20260101", "1"),
+        ("2048", "1024"),
+        ("95M", "94M"),
+        ("85", "86"),
+        ("2.5", "2"),
+        ("web", "wep"),
+    ],
+)
+def test_whatever_changes_the_run_changes_the_digest(old: str, new: str) -> None:
+    assert compiled(MANIFEST.replace(old, new)).digest != compiled(MANIFEST).digest
+
+
+@pytest.mark.parametrize(
+    "options", [{"tokenizer": "two"}, {"vocab_size": 501}, {"bos": 1}], ids=lambda o: next(iter(o))
+)
+def test_sources_of_different_tokenizers_are_refused_naming_both(options: dict[str, Any]) -> None:
+    mixture = parse_mixture(MANIFEST)
+    opened = stand_ins(mixture) | {"web": stand_in_dataset("web", 60_000_000, **options)}
+    with pytest.raises(
+        ValidationError, match=r"'code' and 'web' were .* different tokenizers"
+    ) as error:
+        MixPlan(mixture, opened).compile()
+    assert (error.value.exit_code, error.value.where) == (3, "manifest.yaml:6")
+
+
+def test_sources_may_differ_in_dtype() -> None:
+    mixture = parse_mixture(MANIFEST)
+    opened = stand_ins(mixture) | {"web": stand_in_dataset("web", 60_000_000, dtype="uint32")}
+    assert [s.dtype for s in MixPlan(mixture, opened).compile().sources] == ["uint16", "uint32"]

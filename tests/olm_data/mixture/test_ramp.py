@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
+import math
 
 import numpy as np
 import pytest
@@ -53,6 +53,9 @@ def test_every_prefix_of_a_ramp_is_its_integral(
         found = staircase(a, b, rows)
     times = -(-rows // (steps * longest))
     units = rows // times * times
+    width = -(-units // (times * steps)) * times
+    whole = math.lcm(*(share.denominator for share in (*a, *b)))  # in integers: shares times whole
+    begin, over = ([int(share * whole) for share in shares] for shares in (a, b))
     drawn, x = [0] * size, 0
     for step in found:
         assert step.rows % sum(step.counts) == 0
@@ -63,10 +66,11 @@ def test_every_prefix_of_a_ramp_is_its_integral(
             x += 1
             on, behind = min(x, units), max(x - units, 0)
             for s in range(size):
-                rise = b[s] - a[s]
-                right = a[s] * on + rise * Fraction(on * on, 2 * units) + b[s] * behind
-                stair = abs(rise) * Fraction(-(-units // (times * steps)) * times) ** 2 / units / 8
-                assert abs(drawn[s] - right) < times + 1 + (times if behind else 0) + stair
+                rise = over[s] - begin[s]
+                right = 8 * units * (begin[s] * on + over[s] * behind) + 4 * rise * on * on
+                slack = 8 * units * whole * (times + 1 + (times if behind else 0))
+                stair = abs(rise) * width**2  # all of them times 8 * units * whole
+                assert abs(8 * units * whole * drawn[s] - right) < slack + stair
     assert x == rows
 
 

@@ -13,18 +13,19 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.adding import add_to
+from support.project import Project
 from support.small_datasets import random_shards, write_dataset
 from support.stand_in import STAGE, rows_of, stand_in_dataset, three_sources
-from support.tokenizing import make_dataset, write_jsonl
 
 from olm_data.cli import cli
 from olm_data.config.values import Values
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
 from olm_data.mixture import mix as verb
+from olm_data.mixture.diff import diff
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import filled_in, mixture_of
 from olm_data.mixture.mix import MixPlan
-from olm_data.mixture.revise import revise, revised, rows_at
+from olm_data.mixture.revise import extend, longer, revise, revised, rows_at
 from olm_data.mixture.summary import explain
 from olm_data.order.schedule import sample_rows, schedule_sha256
 from olm_data.order.slots import slot_table
@@ -235,7 +236,7 @@ def test_a_checkpoint_that_says_no_place_in_the_lock_is_refused(
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def lab(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     for name in ("web", "code", "books"):
         write_dataset(tmp_path / name, random_shards(rng, [[90] * 40]))
@@ -253,10 +254,8 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_command_writes_a_lock_beside_the_old_one_and_says_where_all_stands(
-    project: Path,
-) -> None:
-    lock, new = str(project / "m.lock.json"), str(project / "sub" / "n.yaml")
+def test_the_command_writes_a_lock_beside_the_old_one_and_says_where_all_stands(lab: Path) -> None:
+    lock, new = str(lab / "m.lock.json"), str(lab / "sub" / "n.yaml")
     words = ["mix", "--revise", lock, "--at", "1.61K", new]
     done = CliRunner().invoke(cli, words, standalone_mode=False)
     assert done.exit_code == 0, done.output
@@ -264,7 +263,7 @@ def test_the_command_writes_a_lock_beside_the_old_one_and_says_where_all_stands(
     assert "source web: goes on at row 75 of " in done.output
     assert "source code: goes on at row 25 of " in done.output
     assert "source books: new, " in done.output
-    written = Lock.read(project / "n.lock.json")
+    written = Lock.read(lab / "n.lock.json")
     assert rows_of(written)[:100] == rows_of(Lock.read(lock))[:100]
     assert written.total_rows == 200
     assert [d.digest for d in written.open_datasets()] == [s.dataset for s in written.sources]
@@ -274,32 +273,98 @@ def test_the_command_writes_a_lock_beside_the_old_one_and_says_where_all_stands(
     with pytest.raises(ConflictError):
         revise(lock, "800", new)
     with pytest.raises(UsageError, match="beside the older one"):
-        revise(lock, "800", new, str(project / "sub" / "n.lock.json"))
+        revise(lock, "800", new, str(lab / "sub" / "n.lock.json"))
     for refused in ([*words[:3], new], ["mix", "--at", "1K", new], [*words, "--extend", "1K"]):
         error = CliRunner().invoke(cli, refused, standalone_mode=False).exception
         assert isinstance(error, UsageError)
 
 
-def test_a_grown_dataset_goes_on_with_the_version_of_the_lock_and_says_so(
-    tmp_path: Path, tiny_tokenizer: Path
-) -> None:
+def test_a_grown_dataset_goes_on_with_the_version_of_the_lock_and_says_so(project: Project) -> None:
     texts = [f"story number {n} of web" for n in range(60)]
-    make_dataset([write_jsonl(tmp_path / "a.jsonl", texts)], tiny_tokenizer, tmp_path / "web")
-    manifest = tmp_path / "m.yaml"
+    project.make([project.write("a.jsonl", texts)], "web")
+    manifest = project / "m.yaml"
     manifest.write_text(
         "version: 1\nsequence_length: 8\nsources: {web: {data: web}}\n"
         "stages: [{name: main, tokens: 400, weights: {web: 1}}]\n"
     )
     lock = verb.mix(str(manifest))
-    add_to(tmp_path / "web", write_jsonl(tmp_path / "b.jsonl", [f"new {n}" for n in range(40)]))
+    add_to(project / "web", project.write("b.jsonl", [f"new {n}" for n in range(40)]))
     manifest.with_name("n.yaml").write_text(
         "version: 1\nsources: {web: {data: web}, web-2: {data: web}}\n"
         "stages: [{name: next, tokens: 400, weights: {web: 1, web-2: 1}}]\n"
     )
-    done = revise(lock.path, "200", str(tmp_path / "n.yaml"))
+    done = revise(lock.path, "200", str(project / "n.yaml"))
     web, grown = done.lock.sources
     assert web.dataset == lock.lock.sources[0].dataset != grown.dataset
     assert [text for text in done.warnings if "'web' has grown since" in text]
     assert [text for text in done.warnings if "'web' and 'web-2' share 60 documents" in text]
     assert rows_of(done.lock)[:25] == rows_of(lock.lock)[:25]
     assert [d.digest for d in Lock.read(done.path).open_datasets()] == [web.dataset, grown.dataset]
+
+
+# A longer run begins with the rows of the one it extends, and says so.
+@settings(deadline=None, max_examples=15)
+@given(st.lists(STAGE, min_size=1, max_size=3), st.integers(10, 500), st.integers(10, 500))
+def test_an_extended_run_begins_with_the_old_one_and_says_so(
+    stages: list[dict[str, object]], more: int, again: int
+) -> None:
+    old = three_sources(stages, {"a": 4_000, "b": 3_000, "c": 2_000})
+    long = longer(old, more, "old.lock.json")
+    longest = longer(long, again, "long.lock.json")
+    assert rows_of(longest)[: long.total_rows] == rows_of(long)
+    assert rows_of(long)[: old.total_rows] == rows_of(old)
+    assert long.total_rows * 10 >= old.total_rows * 10 + more - 9
+    assert [(e.digest, e.rows) for e in longest.extends] == [
+        (old.digest, old.total_rows),
+        (long.digest, long.total_rows),
+    ]
+    for older in longest.extends:
+        rows = sample_rows(older.rows)
+        assert schedule_sha256(longest.schedule(), rows) == older.order_sha256
+        assert older.digest in longest.digests(older.rows)
+        assert older.digest not in longest.digests(older.rows + 1)
+    assert longest.digests(longest.total_rows)[-1] == longest.digest
+    assert long.digest not in old.digests(0)
+    assert Lock.decode(longest.encode(), "x.lock.json").extends == longest.extends
+
+
+def test_an_extension_beyond_max_epochs_is_refused_and_its_fix_works() -> None:
+    old = three_sources([{"tokens": 4_000, "weights": {"b": 1, "c": 1}}])
+    with pytest.raises(UsageError, match="'c' is exhausted") as error:
+        longer(old, 20_000, "old.lock.json")
+    assert "draws 1,200 rows, 6.00 epochs of its 200; its caps allow 800" in str(error.value)
+    fits = int(str(error.value).split("at most ")[1].split(" ")[0].replace(",", ""))
+    assert longer(old, fits, "old.lock.json").total_rows == 400 + fits // 10
+    assert fits == 11_980  # 2 x 799 rows in all
+
+
+def test_a_stage_of_exact_rows_is_not_extended() -> None:
+    with pytest.raises(UsageError, match="exact number of rows"):
+        longer(three_sources([{"epochs": {"a": 1}}]), 1_000, "old.lock.json")
+
+
+def test_a_longer_lock_is_written_beside_the_old_one_and_neither_is_replaced(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    write_dataset(tmp_path / "web", random_shards(rng, [[100] * 50]))
+    manifest = tmp_path / "m.yaml"
+    manifest.write_text(
+        "version: 1\nsequence_length: 16\nsources: {web: {data: web}}\n"
+        "stages: [{name: main, tokens: 8K, weights: {web: 1}}]\n"
+    )
+    old = verb.mix(str(manifest))
+    before = Path(old.path).read_bytes()
+    done = extend(str(manifest), 1_600, None)
+    assert done.path == str(tmp_path / "m-longer.lock.json")
+    assert Path(old.path).read_bytes() == before
+    assert Lock.read(done.path).total_rows == old.lock.total_rows + 100
+    assert [d.digest for d in Lock.read(done.path).open_datasets()] == [
+        done.lock.sources[0].dataset
+    ]
+    with pytest.raises(ConflictError):
+        extend(str(manifest), 3_200, None)
+    with pytest.raises(UsageError, match="beside the older one"):
+        extend(str(manifest), 1_600, str(tmp_path / "sub" / "x.json"))
+    found = diff(verb.read_or_compile(str(manifest)), verb.read_or_compile(done.path))
+    assert found.same_rows == found.old_rows

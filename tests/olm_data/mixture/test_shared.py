@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from support.project import Project
 from support.small_datasets import random_shards, write_dataset
-from support.tokenizing import make_dataset
 
 from olm_data.cli import cli
 from olm_data.dataset.dataset import Dataset
@@ -80,28 +80,26 @@ def test_a_source_that_is_never_drawn_shares_nothing(data: Path) -> None:
     assert mix(str(path), dry_run=True).warnings == ()
 
 
-def test_the_same_texts_in_other_shards_are_known_by_their_content(
-    tmp_path: Path, tiny_tokenizer: Path
-) -> None:
+def test_the_same_texts_in_other_shards_are_known_by_their_content(project: Project) -> None:
     lines = [json.dumps({"text": f"story {n} is this one"}) + "\n" for n in range(60)]
-    (tmp_path / "one.jsonl").write_text("".join(lines))
-    (tmp_path / "two.jsonl").write_text("".join(reversed(lines)))
-    (tmp_path / "three.jsonl").write_text("".join(lines[:50]))
+    (project / "one.jsonl").write_text("".join(lines))
+    (project / "two.jsonl").write_text("".join(reversed(lines)))
+    (project / "three.jsonl").write_text("".join(lines[:50]))
 
     def made(name: str, file: str, holdout: str = "0") -> Dataset:
-        made_of = [tmp_path / f"{file}.jsonl"]
-        make_dataset(made_of, tiny_tokenizer, tmp_path / name, holdout=holdout)
-        return Dataset.open(str(tmp_path / name))
+        made_of = [project / f"{file}.jsonl"]
+        project.make(made_of, name, holdout=holdout)
+        return Dataset.open(str(project / name))
 
     one, two, three = made("one", "one"), made("two", "two"), made("three", "three")
     parted = made("parted", "two", "0.3")
-    held = Dataset.open(str(tmp_path / "parted" / "validation"))
+    held = Dataset.open(str(project / "parted" / "validation"))
     assert in_common(one.manifest, two.manifest) == Common(60, one.tokens)
     assert in_common(one.manifest, three.manifest).documents == 0
     assert in_common(one.manifest, parted.manifest) == Common(len(parted), parted.tokens)
     assert in_common(held.manifest, one.manifest) == Common(len(held), held.tokens)
     assert in_common(held.manifest, parted.manifest).documents == 0
-    (said,) = warned(tmp_path, "  a: {data: one}\n  b: {data: two}")
+    (said,) = warned(project.folder, "  a: {data: one}\n  b: {data: two}")
     assert said.startswith(f"sources 'a' and 'b' share 60 documents ({one.tokens:,} tokens)")
 
 

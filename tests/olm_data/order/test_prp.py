@@ -119,8 +119,6 @@ def test_ceil_sqrt_is_exact_around_every_kind_of_square() -> None:
 
 
 # --- Statistics: fixed seeds, so these either always pass or always fail -------------------------
-
-
 def chi_square(observed: np.ndarray, expected: np.ndarray | float) -> float:
     """How many standard deviations the chi-square statistic lies from its mean."""
     freedom = observed.size - 1

@@ -23,8 +23,7 @@ ranges = st.lists(
 def test_kept_rows_are_the_schedule_without_the_skipped_ranges(skip):
     wanted = [r for r in range(TOTAL) if not any(a <= r < b for a, b in skip)]
     kept = KeptRows(TOTAL, skip)
-    assert kept.count == len(wanted)
-    assert kept.rows(np.arange(kept.count)).tolist() == wanted
+    assert (kept.count, kept.rows(np.arange(kept.count)).tolist()) == (len(wanted), wanted)
     places = {row: index for index, row in enumerate(wanted)}
     assert kept.index(np.arange(TOTAL)).tolist() == [places.get(row, -1) for row in range(TOTAL)]
     assert [kept.before(r) for r in range(TOTAL + 1)] == [

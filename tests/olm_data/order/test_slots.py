@@ -38,8 +38,7 @@ def assert_within_tijdemans_bound(counts: list[int]) -> None:
 def test_slot_tables_equal_the_golden_ones() -> None:
     for case in json.loads((GOLDEN / "slots.json").read_text())["tables"]:
         table = slot_table(case["counts"])
-        assert table.source.tolist() == case["source"]
-        assert table.rank.tolist() == case["rank"]
+        assert (table.source.tolist(), table.rank.tolist()) == (case["source"], case["rank"])
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=8).filter(any))
@@ -129,9 +128,7 @@ def test_the_block_grows_for_small_shares_and_the_best_one_is_kept() -> None:
     assert grown.error < TOLERANCE
     assert 2**16 < grown.block <= 2**20
     hopeless = compile_shares(normalise([1, 10**9]))
-    assert hopeless.counts[0] == 0
-    assert hopeless.error == 1
-    assert hopeless.block == 2**16
+    assert (hopeless.counts[0], hopeless.error, hopeless.block) == (0, 1, 2**16)
     small = compile_shares(normalise([7, 10**8 + 9]))
     blocks = [2**k for k in range(16, 21)]
     worst = [

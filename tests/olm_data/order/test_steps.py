@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.errors import UsageError
-from olm_data.order.steps import (
-    LEFT_OVER,
-    SKIPPED,
-    KeptRows,
-    Steps,
-    StepSizes,
-    order_digest,
-)
+from olm_data.order.steps import LEFT_OVER, SKIPPED, KeptRows, Steps, StepSizes, order_digest
 
 TOTAL = 60
 ranges = st.lists(

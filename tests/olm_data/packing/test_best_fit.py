@@ -38,8 +38,7 @@ def test_each_piece_lies_in_one_row_and_no_row_is_overfull(
     sizes, sequence_length = np.array(pieces[0], np.int64), pieces[1]
     ties = np.random.default_rng(seed).integers(0, 2**64, len(sizes), dtype=np.uint64)
     rows = best_fit(sizes, ties, sequence_length)
-    assert sorted(rows.order.tolist()) == list(range(len(sizes)))
-    assert rows.starts[0] == 0
+    assert (sorted(rows.order.tolist()), rows.starts[0]) == (list(range(len(sizes))), 0)
     assert rows.starts[-1] == len(sizes)
     spans = zip(rows.starts[:-1], rows.starts[1:], strict=True)
     room = [sequence_length - int(sizes[rows.order[a:b]].sum()) for a, b in spans]
@@ -95,8 +94,7 @@ def test_best_fit_rows_hold_every_token_once_and_name_the_one_that_follows(
             assert all(start + size in ends for start, size in row)
     assert (cost.rows, cost.tokens, cost.dropped) == (len(rows), len(places), 0)
     assert cost.padding == len(rows) * sequence_length - len(places)
-    assert cost.cut_long == sum(n > sequence_length for n in lengths)
-    assert cost.cut_short == 0
+    assert (cost.cut_long, cost.cut_short) == (sum(n > sequence_length for n in lengths), 0)
 
 
 @given(LENGTHS, st.integers(1, 20), st.integers(1, 8))

@@ -36,19 +36,14 @@ def compared(dataset: Path) -> dict[str, Comparison]:
 def test_the_numbers_are_those_of_the_rows_trained_on(dataset: Path, packing: str) -> None:
     found = compared(dataset)[packing]
     lock = mix_datasets(
-        dataset.parent,
-        ["web"],
-        stages=[(4000, {"web": 1})],
-        sequence_length=S,
-        packing=packing,
+        dataset.parent, ["web"], stages=[(4000, {"web": 1})], sequence_length=S, packing=packing
     ).rename(dataset.parent / f"{packing}.lock.json")
     reader = RowReader(Lock.read(lock))
     place = reader.schedule.locate(np.arange(reader.total_rows))
     batch = reader.read(np.flatnonzero(place.epoch == 0))
     real = batch.input_ids > 0  # ids are above 0, so 0 is padding
     assert found.rows == len(batch.input_ids) == reader.lock.sources[0].rows
-    assert found.tokens == int(real.sum())
-    assert found.padding == pytest.approx(1 - real.mean())
+    assert (found.tokens, found.padding) == (int(real.sum()), pytest.approx(1 - real.mean()))
     assert found.context == pytest.approx(batch.positions[real].mean())
     work = (batch.positions + 1)[real].sum() / (found.rows * S * (S + 1) / 2)
     assert found.attention_saved == pytest.approx(1 - work)

@@ -68,8 +68,7 @@ def test_offsets_start_at_zero_rise_and_repeat_the_end_only_at_the_tail(batch):
     end = tokens.shape[0] * (tokens.shape[1] - 1)
     steps = np.diff(offsets)
     pieces = np.count_nonzero(steps)
-    assert offsets[0] == 0
-    assert offsets[-1] == end
+    assert (offsets[0], offsets[-1]) == (0, end)
     assert (steps[:pieces] > 0).all()
     assert (offsets[pieces:] == end).all()
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.project import Project
 from support.tokenizing import make_dataset
 
 from olm_data.dataset.dataset import Dataset
@@ -127,29 +128,27 @@ def test_columns_that_are_not_there_are_refused(dataset: Dataset) -> None:
         LabelGroups(dataset, 32, ["langage"])
 
 
-def test_a_kept_column_never_hides_a_computed_one(tmp_path: Path, tiny_tokenizer: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "some words", "context": "mine"}\n')
-    make_dataset([tmp_path / "a.jsonl"], tiny_tokenizer, tmp_path / "data", keep=["context"])
+def test_a_kept_column_never_hides_a_computed_one(project: Project) -> None:
+    (project / "a.jsonl").write_text('{"text": "some words", "context": "mine"}\n')
+    project.make([project / "a.jsonl"], "data", keep=["context"])
     with pytest.raises(UsageError, match="'context' is a kept column, and a way"):
-        LabelGroups(Dataset.open(str(tmp_path / "data")), 32, ["context"])
+        LabelGroups(project.open("data"), 32, ["context"])
 
 
-def test_values_beyond_the_most_frequent_go_into_one_group(
-    tmp_path: Path, tiny_tokenizer: Path
-) -> None:
+def test_values_beyond_the_most_frequent_go_into_one_group(project: Project) -> None:
     documents = [("word " * (1 + n), f"l{n:02}") for n in range(MOST_GROUPS + 5)]
-    path = write(tmp_path / "a.jsonl", [*documents, ("same", "l00")])
-    make_dataset([path], tiny_tokenizer, tmp_path / "data", keep=["language"])
-    found = LabelGroups(Dataset.open(str(tmp_path / "data")), 32, ["language"]).groups[1:]
+    path = write(project / "a.jsonl", [*documents, ("same", "l00")])
+    project.make([path], "data", keep=["language"])
+    found = LabelGroups(project.open("data"), 32, ["language"]).groups[1:]
     names = [group for _, group in found]
     assert (len(names), names[-1]) == (MOST_GROUPS, OTHER)
     assert names[0] == f"l{MOST_GROUPS + 4:02}", "the one with the most tokens is the first"
 
 
-def test_document_rows_that_were_changed_are_refused(tmp_path: Path, tiny_tokenizer: Path) -> None:
-    path = write(tmp_path / "a.jsonl", [("some words", "de")])
-    make_dataset([path], tiny_tokenizer, tmp_path / "data", keep=["language"])
-    file = next((tmp_path / "data").glob("*.docs.parquet"))
+def test_document_rows_that_were_changed_are_refused(project: Project) -> None:
+    path = write(project / "a.jsonl", [("some words", "de")])
+    project.make([path], "data", keep=["language"])
+    file = next((project / "data").glob("*.docs.parquet"))
     file.write_bytes(file.read_bytes() + b"x")
     with pytest.raises(ValidationError, match="do not match their digest"):
-        LabelGroups(Dataset.open(str(tmp_path / "data")), 32)
+        LabelGroups(project.open("data"), 32)

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.small_datasets import (
+    mix_datasets,
     random_shards,
     write_dataset,
     write_mixture,
+    write_sparse_dataset,
 )
 
 from olm_data.dataset.dataset import Dataset
@@ -81,8 +83,7 @@ def assert_batch_is(
     # a row's documents, and those that a cut splits once more
     capacity = rows // parts * (capacity + parts - 1)
     offsets += [rows * length] * (capacity + 1 - len(offsets))
-    assert batch.cu_seqlens.tolist() == offsets
-    assert batch.max_seqlen == length
+    assert (batch.cu_seqlens.tolist(), batch.max_seqlen) == (offsets, length)
 
 
 @given(data=st.data())
@@ -220,3 +221,48 @@ def test_reading_needs_neither_torch_nor_arrow(lock: Path) -> None:
 def test_a_lock_can_be_given_as_a_path_or_an_object(lock: Path) -> None:
     a, b = RowReader(lock).read(np.arange(5)), RowReader(Lock.read(lock)).read(np.arange(5))
     np.testing.assert_array_equal(a.labels, b.labels)
+
+
+# Shards are opened on demand, as many as the process may open.
+def test_as_many_shards_stay_open_as_the_process_may_open(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys, numpy as np\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))\n"
+        "from olm_data.rows.reader import RowReader\n"
+        "reader = RowReader(sys.argv[1])\n"
+        "batch = reader.read(np.arange(300))\n"
+        "print(batch.labels.shape)\n"
+    )
+    write_sparse_dataset(tmp_path / "a", shards=100, tokens=300, documents=3)
+    write_sparse_dataset(tmp_path / "b", shards=100, tokens=301, documents=3)
+    lock = mix_datasets(
+        tmp_path, ["a", "b"], stages=[(30_000, {"a": 1, "b": 1})], sequence_length=100
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(lock)], capture_output=True, text=True, check=False
+    )
+    assert (done.stderr, done.stdout) == ("", "(300, 100)\n")
+
+
+def test_a_batch_of_a_huge_mixture_opens_only_the_shards_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        write_sparse_dataset(tmp_path / name, shards=1000, tokens=10**9, documents=1000)
+    lock = mix_datasets(
+        tmp_path, ["a", "b"], stages=[(10**12, {"a": 1, "b": 1})], sequence_length=2048
+    )
+    opened = []
+    open_shard = Dataset.open_shard
+    monkeypatch.setattr(
+        Dataset, "open_shard", lambda self, i: opened.append(i) or open_shard(self, i)
+    )
+    reader = RowReader(lock)
+    assert opened == []
+    rows = np.arange(16) + reader.total_rows - 16
+    batch = reader.read(rows)
+    assert 1 < len(opened) <= 16
+    # documents of 10^6 tokens: the cuts follow from the place of the row alone
+    start = reader.schedule.locate(rows).row * 2048
+    cuts = (start[:, None] + np.arange(1, 2049)) % 10**6 == 0
+    np.testing.assert_array_equal(batch.labels == -100, cuts)

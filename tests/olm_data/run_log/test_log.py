@@ -14,13 +14,16 @@ from olm_data.errors import UsageError, ValidationError
 from olm_data.run_log.log import (
     METRICS,
     STARTS,
+    End,
     Evaluation,
     MetricsWriter,
     RunLog,
     Start,
     Step,
+    append_end,
     append_start,
     keep_until,
+    read_ends,
     read_metrics,
     read_starts,
 )
@@ -46,9 +49,7 @@ LINES: list[Step | Evaluation] = [
         metrics={"train/CE loss": 5.1, "optim/lr": 1e-5, "train/tokens": 64.0},
     ),
     Evaluation(
-        step=1,
-        time=1767225601.5,
-        results={"web": {"CE loss": math.nan, "PPL": 181.3, "tokens": 9}},
+        step=1, time=1767225601.5, results={"web": {"CE loss": math.nan, "PPL": 181.3, "tokens": 9}}
     ),
     Step(
         step=2,
@@ -83,8 +84,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_bytes(GOLDEN)
     (tmp_path / STARTS).write_bytes(GOLDEN_START)
     log = RunLog.read(tmp_path, metrics=("train/CE loss", "optim/lr", "optim/step skipped"))
-    assert log.starts == [START]
-    assert log.notes == []
+    assert (log.starts, log.notes) == ([START], [])
     first, second = log.steps
     assert first.metrics == {"train/CE loss": 5.1, "optim/lr": 1e-5}
     assert second.metrics == {"train/CE loss": None, "optim/step skipped": 1.0}
@@ -173,3 +173,106 @@ def test_a_step_of_data_from_no_lock_is_version_2_and_has_no_rows(tmp_path: Path
         (tmp_path / METRICS).write_bytes(line.replace(b'"version": 2', wrong))
         with pytest.raises(ValidationError, match="malformed"):
             list(read_metrics(tmp_path))
+
+
+# How a run ended is a line each time, read back as it was written.
+STOPPED = End(step=4, time=1000.5, reason="stopped", by="SIGTERM")
+CANCELLED = End(step=9, time=2000.25, reason="cancelled", by="stop file", why="<b> too slow")
+
+
+def test_the_file_is_this(tmp_path: Path) -> None:
+    append_end(tmp_path, STOPPED)
+    append_end(tmp_path, CANCELLED)
+    assert (tmp_path / "ends.jsonl").read_text() == (
+        '{"step":4,"time":1000.5,"reason":"stopped","by":"SIGTERM"}\n'
+        '{"step":9,"time":2000.25,"reason":"cancelled","by":"stop file","why":"<b> too slow"}\n'
+    )
+    assert read_ends(tmp_path) == [STOPPED, CANCELLED]
+
+
+def test_a_run_without_ends_has_none(tmp_path: Path) -> None:
+    assert read_ends(tmp_path) == []
+
+
+def test_a_line_that_is_cut_off_is_told_and_goes_with_the_next(tmp_path: Path) -> None:
+    append_end(tmp_path, STOPPED)
+    with (tmp_path / "ends.jsonl").open("a") as file:
+        file.write('{"step": 9, "re')
+    notes: list[str] = []
+    assert read_ends(tmp_path, notes) == [STOPPED]
+    assert "cut off after 15 bytes" in notes[0]
+    append_end(tmp_path, CANCELLED)
+    assert read_ends(tmp_path) == [STOPPED, CANCELLED]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"step": 1, "reason": "bored"}', '{"step": -1, "reason": "failed"}', "[]", "{"]
+)
+def test_a_line_that_no_run_writes_is_refused(line: str, tmp_path: Path) -> None:
+    (tmp_path / "ends.jsonl").write_text(line + "\n")
+    with pytest.raises(ValidationError, match="malformed"):
+        read_ends(tmp_path)
+
+
+# What the log of a run lacks is told, by its readers and at a resume.
+def folder(tmp_path: Path, metrics: str | None, *starts: int) -> Path:
+    """A run folder with these lines, and starts that went on from these steps."""
+    if metrics is not None:
+        (tmp_path / METRICS).write_text(metrics)
+    for step in starts:
+        start = Start(step=step, rewound=0, lock="ab", global_batch_size=64, world_size=2, skip=())
+        append_start(tmp_path, start)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("metrics", "starts", "says"),
+    [
+        (lines(1, 2, 3), (0,), []),
+        (lines(4, 5), (3,), []),  # began with the state of another run
+        (lines(1, 2, 3), (0, 2, 1), []),
+        (None, (), []),
+        ("", (0,), []),
+        (lines(1, 4, 5, 9), (0,), ["has no line of steps 2 to 3, 6 to 8"]),
+        (lines(3), (0,), ["has no line of steps 1 to 2"]),
+        (lines(1, 3), (0,), ["has no line of step 2"]),
+        (lines(1, 2, 2, 1, 3), (0,), ["has more than one line of steps 1 to 2"]),
+        (lines(1, 2), (), ["starts.jsonl is missing or empty"]),
+        (None, (0,), ["metrics.jsonl is missing"]),
+        (lines(1) + '{"step"', (0,), ["metrics.jsonl is cut off after 7 bytes"]),
+        (lines(*range(1, 20, 2)), (0,), ["steps 2, 4, 6 and 6 more ranges"]),
+    ],
+)
+def test_cut_missing_and_repeated_lines_are_told(
+    tmp_path: Path, metrics: str | None, starts: tuple[int, ...], says: list[str]
+) -> None:
+    notes = RunLog.read(folder(tmp_path, metrics, *starts)).notes
+    assert len(notes) == len(says), notes
+    for note, part in zip(notes, says, strict=True):
+        assert part in note
+        assert str(tmp_path) in note
+
+
+@pytest.mark.parametrize(
+    ("metrics", "starts", "says"),
+    [
+        (lines(1, 2, 3, 4), (0,), []),
+        (lines(1, 2), (0,), ["has no line of step 3"]),
+        (lines(), (0,), ["has no line of steps 1 to 3"]),
+        (lines(1, 2, 2, 3), (0,), ["has more than one line of step 2"]),
+        (lines(1, 2, 3), (), ["starts.jsonl is missing"]),
+        (None, (0,), ["metrics.jsonl is missing"]),
+        (None, (), ["metrics.jsonl and starts.jsonl are missing or empty"]),
+        (lines(), (), ["metrics.jsonl and starts.jsonl are missing or empty"]),
+    ],
+)
+def test_a_start_learns_what_the_log_lacks_up_to_its_checkpoint(
+    tmp_path: Path, metrics: str | None, starts: tuple[int, ...], says: list[str]
+) -> None:
+    notes = keep_until(folder(tmp_path, metrics, *starts), 3)[1]
+    assert len(notes) == len(says), notes
+    assert all(part in note for note, part in zip(notes, says, strict=True))
+
+
+def test_a_start_with_the_state_of_another_run_has_no_log_to_lack(tmp_path: Path) -> None:
+    assert keep_until(folder(tmp_path, None), 3, own=False) == (0, [])

@@ -13,8 +13,12 @@ from olm_data.run_log.run_folder import (
     CONFIG,
     ENVIRONMENT,
     SAMPLE,
+    BadDocument,
+    BadRow,
+    BadStep,
     Run,
     Sample,
+    bad_step_files,
     read_environment,
     write_environment,
 )
@@ -48,13 +52,11 @@ def test_a_sample_has_its_bytes_and_is_read_again(tmp_path: Path) -> None:
     assert Sample.read(tmp_path) is None
     (tmp_path / SAMPLE).write_bytes(GOLDEN)
     sample = Sample.read(tmp_path)
-    assert sample is not None
     assert (sample.text, sample.ids) == ("\u00e9", (1, 2))
     assert sample.encode() == GOLDEN
     assert sample.line() == json.dumps(json.loads(GOLDEN)).encode() + b"\n"
     (tmp_path / SAMPLE).write_bytes(OLD)
     before = Sample.read(tmp_path)
-    assert before is not None
     assert (before.top_p, before.stop, before.finish, before.seed) == (1.0, (), None, 0)
 
 
@@ -116,3 +118,29 @@ def test_a_folder_that_says_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_text("")
     with pytest.raises(ValidationError, match="malformed"):
         Run.read(str(tmp_path))
+
+
+# Reports of bad steps are read back as they were written, and found in a folder.
+DOCUMENT = BadDocument("id-1", "web.jsonl", 17, "line", "shard-0", 3, 0, 9)
+BAD = BadStep(step=12, loss="nan", grad_norm="1.0", rows=[BadRow(96, "main", "web", [DOCUMENT])])
+
+
+def test_a_report_comes_back_and_names_its_documents(tmp_path: Path) -> None:
+    path = tmp_path / "spike-step00000012.json"
+    BAD.write(path)
+    assert BadStep.read(path) == BAD
+    assert BAD.places() == ["web web.jsonl line 17"]
+
+
+def test_they_are_found_by_step_and_nothing_else_is(tmp_path: Path) -> None:
+    for name in ("spike-step00000012.json", "bad-step00000003.json", "x-step1.json", "bad-step"):
+        (tmp_path / name).write_text("{}")
+    found = [(step, kind) for step, kind, _ in bad_step_files(tmp_path)]
+    assert found == [(3, "bad"), (12, "spike")]
+
+
+def test_a_malformed_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad-step00000003.json"
+    path.write_text('{"step": "x"}')
+    with pytest.raises(ValidationError, match="malformed"):
+        BadStep.read(path)

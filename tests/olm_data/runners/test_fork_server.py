@@ -71,9 +71,7 @@ def test_the_fork_server_ends_with_its_parent_without_taking_its_modules_apart(
     assert (done.returncode, done.stderr) == (0, "loaded ")  # stderr is open as long as the server
 
 
-def test_the_fork_server_is_started_before_the_large_libraries_are_imported(
-    tmp_path: Path,
-) -> None:
+def test_the_fork_server_is_started_before_the_large_libraries_are_imported(tmp_path: Path) -> None:
     done = python(
         tmp_path,
         """

@@ -55,6 +55,8 @@ def test_a_task_that_always_kills_its_worker_is_named_and_the_one_before_it_is_k
             note=lambda text: None,
         )
     assert caught.value.where == "input-2.jsonl"
+    assert "SIGKILL" in caught.value.what
+    assert "memory" in str(caught.value)
     assert results == {0: 0, 1: 1}  # tried again, it was alone with its worker
 
 

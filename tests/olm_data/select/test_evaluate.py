@@ -20,7 +20,6 @@ from olm_data.select.evaluate import check_types, matches, matching_groups
 from olm_data.select.where import Node, parse
 
 # --- a reference: one value at a time, written from the documented rules ------------------------
-
 OPS: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
@@ -82,7 +81,6 @@ def spell(expr: Expr) -> str:
 
 
 # --- strategies --------------------------------------------------------------------------------
-
 INTS = st.sampled_from([-(2**63), -3, 0, 1, 2, 3, 2**53, 2**53 + 1, 2**63 - 1]) | st.integers(-4, 4)
 FLOATS = st.sampled_from([-0.0, 0.5, 2.0, 2.5, 2.0**53, 1e300, -1e300, math.inf]) | st.floats(-4, 4)
 STRINGS = st.sampled_from(["", "a", "b", "en", "it's", '"', "`", "\n", "\u00e9", "\U0001f600"])
@@ -126,8 +124,6 @@ EXPRESSIONS = st.recursive(
 
 
 # --- one meaning -------------------------------------------------------------------------------
-
-
 @settings(max_examples=120)
 @given(EXPRESSIONS, ROWS)
 @example(("<", "i", 2.0**53), [dict.fromkeys(SMALL) | {"i": 2**53 + 1}])

@@ -39,7 +39,6 @@ def test_choosing_keeps_what_is_chosen_and_counts_the_rest_by_input(
     expected = [(k, text) for k, (_, text, taken) in enumerate(documents, 5) if taken]
     assert [kept.text(k) for k in range(kept.documents)] == [text for _, text in expected]
     assert kept.positions.tolist() == [k for k, _ in expected]
-    assert kept.ids is not None
     assert kept.ids.to_pylist() == [str(k) for k, _ in expected]
     lost = sorted(input for input, _, taken in documents if not taken)
     assert dict(kept.skipped) == {(0, "filtered"): 2} | {

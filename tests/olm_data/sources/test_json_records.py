@@ -53,8 +53,7 @@ def test_an_odd_line_is_dropped_with_its_reason_and_place_and_its_neighbours_are
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "before"}\n' + line + b'\n{"text": "after"}\n')
     read = read_source(path)
-    assert read.texts == ["before", "after"]
-    assert read.reasons == [(reason, 19)]
+    assert (read.texts, read.reasons) == (["before", "after"], [(reason, 19)])
     assert all(drop.detail.isprintable() for drop in read.drops)
 
 
@@ -65,8 +64,7 @@ def test_bad_metadata_does_not_cost_a_good_text(tmp_path: Path) -> None:
         b'{"text": "c", "meta": "\\ud800"}\n{"text": "d", "id": "\\ud800"}\n'
     )
     read = read_source(path)
-    assert read.texts == ["a", "b", "c", "d"]
-    assert read.ids == [None, None, None, "\\ud800"]
+    assert (read.texts, read.ids) == (["a", "b", "c", "d"], [None, None, None, "\\ud800"])
 
 
 def test_objects_that_go_on_over_lines_are_not_taken_for_lines(tmp_path: Path) -> None:

@@ -31,10 +31,8 @@ def test_texts_ids_and_kept_fields_come_out_in_order(tmp_path: Path, ending: str
     path = tmp_path / f"a{ending}"
     path.write_bytes(pack(lines(GOOD), ending))
     read = read_source(path, keep=["n"])
-    assert read.texts == [r["text"] for r in GOOD]
-    assert read.ids == [r["id"] for r in GOOD]
-    assert read.kept == [{"n": r["n"]} for r in GOOD]
-    assert read.drops == []
+    assert (read.texts, read.ids) == ([r["text"] for r in GOOD], [r["id"] for r in GOOD])
+    assert (read.kept, read.drops) == ([{"n": r["n"]} for r in GOOD], [])
 
 
 def test_positions_are_byte_offsets_in_plain_files_and_line_numbers_in_compressed_ones(

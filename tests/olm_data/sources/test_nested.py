@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import json
-import lzma
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import zstandard
-from support.inputs import lines, write
+from support.inputs import lines, write, write_rows, write_table
 from support.reading import read_source
 
 from olm_data.errors import InputError
-
-PACKED: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".zst": zstandard.compress,
-    ".xz": lzma.compress,
-    ".bz2": bz2.compress,
-}
-
 
 ROWS = [
     {"meta": {"id": f"r{k}", "score": k, "body": {"text": f"text {k}"}}, "n": k} for k in range(40)
@@ -37,18 +21,7 @@ ROWS = [
     "ending", [".jsonl", ".jsonl.gz", ".json", ".parquet", ".arrow", ".feather"]
 )
 def test_text_id_kept_and_tested_columns_may_be_nested(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"a{ending}"
-    table = pa.Table.from_pylist(ROWS)
-    if ending == ".parquet":
-        pq.write_table(table, path, row_group_size=8)
-    elif ending in (".arrow", ".feather"):
-        new = pa.ipc.new_stream if ending == ".arrow" else pa.ipc.new_file
-        with new(path, table.schema) as writer:
-            writer.write_table(table, max_chunksize=8)
-    elif ending == ".json":
-        path.write_text(json.dumps(ROWS))
-    else:
-        path.write_bytes(PACKED[ending.removeprefix(".jsonl")](lines(ROWS)))
+    path = write_rows(tmp_path, ending, ROWS)
     read = read_source(
         path,
         text_column="meta.body.text",
@@ -58,8 +31,7 @@ def test_text_id_kept_and_tested_columns_may_be_nested(tmp_path: Path, ending: s
         target_bytes=100,
     )
     taken = [k for k in range(40) if k >= 5 and k != 7]
-    assert read.texts == [f"text {k}" for k in taken]
-    assert read.ids == [f"r{k}" for k in taken]
+    assert (read.texts, read.ids) == ([f"text {k}" for k in taken], [f"r{k}" for k in taken])
     assert read.kept == [{"meta.score": k, "n": k} for k in taken]
     assert read.skipped == {"filtered": 6}
     with pytest.raises(InputError, match=r"did you mean 'meta\.body\.text'"):
@@ -68,12 +40,7 @@ def test_text_id_kept_and_tested_columns_may_be_nested(tmp_path: Path, ending: s
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 def test_a_field_whose_name_holds_the_dot_comes_first(tmp_path: Path, ending: str) -> None:
-    rows = [{"a.b": "own", "a": {"b": "nested"}}]
-    path = tmp_path / f"a{ending}"
-    if ending == ".jsonl":
-        path.write_bytes(lines(rows))
-    else:
-        pq.write_table(pa.Table.from_pylist(rows), path)
+    path = write_rows(tmp_path, ending, [{"a.b": "own", "a": {"b": "nested"}}])
     assert read_source(path, text_column="a.b").texts == ["own"]
 
 
@@ -96,14 +63,7 @@ def test_two_columns_of_one_name_are_refused_only_where_they_are_read(
 ) -> None:
     def write(name: str, columns: list[str]) -> Path:
         table = pa.Table.from_arrays([pa.array(["a", "b"])] * len(columns), names=columns)
-        path = tmp_path / f"{name}{ending}"
-        if ending == ".parquet":
-            pq.write_table(table, path)
-        else:
-            new = pa.ipc.new_stream if ending == ".arrow" else pa.ipc.new_file
-            with new(path, table.schema) as writer:
-                writer.write_table(table)
-        return path
+        return write_table(tmp_path / f"{name}{ending}", table)
 
     for columns in (["text", "text"], ["text", "id", "id"]):
         with pytest.raises(InputError, match="2 columns have the name"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 from pathlib import Path
 
 import msgspec
 import pytest
 from support.command import REPOSITORY, olm_data
+from support.inline_runner import InlineRunner
 from support.reading import read_source, resolve_source
 from support.tokenizing import digests
 
@@ -17,10 +19,13 @@ from olm_data.errors import InputError, UsageError
 from olm_data.extensions.slurm.runner import batch_script
 from olm_data.extensions.text_stream.documents import ReadingOrder, Slot, named_corpus
 from olm_data.extensions.verify.deep import find_inputs
+from olm_data.progress import Progress
 from olm_data.sources import own
 from olm_data.storage.store import Store
+from olm_data.tokenization.recipe import read_recipe
+from olm_data.tokenization.request import prepare
 from olm_data.tokenization.stored_job import load_job
-from olm_data.verbs import tokenize
+from olm_data.tokenization.tokenize import tokenize
 
 MODULE = "support.own_text"
 EXTRA: dict[str, str] = {}
@@ -183,8 +188,10 @@ def test_it_is_a_field_of_a_recipe_and_its_job_wants_trust(
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f'source: "{MODULE}:Chapters"\nroot: books\ntokenizer: {tiny_tokenizer}\n')
     output = str(tmp_path / "tokens")
-    dataset = tokenize(recipe, output=output, workers=1)
-    assert dataset.documents == 120
+    read = read_recipe([str(recipe)], {"output": output, "encoder": "hf"})
+    progress = Progress("tokenize", stream=io.StringIO())
+    made = tokenize(prepare(read, read.inputs), runner=InlineRunner(), progress=progress)
+    assert made.manifest.totals.documents == 120
     with pytest.raises(InputError, match="names a class of somebody's own"):
         load_job(output)
     job = load_job(output, trust=True)

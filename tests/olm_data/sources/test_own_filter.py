@@ -10,10 +10,10 @@ import pytest
 from support.adding import add_to
 from support.inline_runner import InlineRunner
 from support.inputs import lines, write
+from support.project import Project
 from support.reading import read_source
 from support.tokenizing import digests, make_dataset
 
-from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, InputError, OlmError, UsageError, ValidationError
 from olm_data.extensions.verify.datasets import verify
 from olm_data.runners.local import LocalRunner
@@ -87,38 +87,36 @@ def made(rows: Path, tokenizer: Path, output: Path, runner: Any = None) -> Any:
 
 
 def test_workers_apply_it_and_a_run_goes_on_with_the_same_source_only(
-    lab: Path, rows: Path, tiny_tokenizer: Path, tmp_path: Path
+    lab: Path, rows: Path, project: Project
 ) -> None:
-    whole = made(rows, tiny_tokenizer, tmp_path / "whole")
+    whole = made(rows, project.tokenizer, project / "whole")
     assert Counter(whole.manifest.dropped, kept=whole.manifest.totals.documents) == EXPECTED
-    assert verify(str(tmp_path / "whole")).ok
-    made(rows, tiny_tokenizer, tmp_path / "two", LocalRunner(2))
-    assert digests(tmp_path / "two") == digests(tmp_path / "whole")
-    (tmp_path / "two" / "manifest.json").unlink()
+    assert verify(str(project / "whole")).ok
+    made(rows, project.tokenizer, project / "two", LocalRunner(2))
+    assert digests(project / "two") == digests(project / "whole")
+    (project / "two" / "manifest.json").unlink()
     with pytest.raises(InputError, match="somebody's own: filter_lab:keep"):
-        load_job(str(tmp_path / "two"))
-    job = load_job(str(tmp_path / "two"), trust=True)
+        load_job(str(project / "two"))
+    job = load_job(str(project / "two"), trust=True)
     assert job.own_parts
     lab.write_text(KEEP.replace("> 2", "> 1"))
     with pytest.raises(ConflictError, match=r"filter: .*filter_lab:keep"):
-        made(rows, tiny_tokenizer, tmp_path / "two")
-    for name in tmp_path.glob("two/shard-00000*"):
+        made(rows, project.tokenizer, project / "two")
+    for name in project.folder.glob("two/shard-00000*"):
         name.unlink()
     own_filter._function.cache_clear()
     with pytest.raises(ValidationError, match="another source here"):
         job.run(0, lambda **counts: None)
 
 
-def test_an_addition_names_it_again(
-    lab: Path, rows: Path, tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    made(rows, tiny_tokenizer, tmp_path / "out")
-    more = write(tmp_path / "more.jsonl", lines([*ROWS[:50], {"id": "x", "text": "a b c d e"}]))
+def test_an_addition_names_it_again(lab: Path, rows: Path, project: Project) -> None:
+    made(rows, project.tokenizer, project.out)
+    more = write(project / "more.jsonl", lines([*ROWS[:50], {"id": "x", "text": "a b c d e"}]))
     with pytest.raises(UsageError, match="made with the filter filter_lab:keep") as raised:
-        add_to(tmp_path / "out", more)
+        add_to(project.out, more)
     assert raised.value.fix == "--filter filter_lab:keep"
-    before = Dataset.open(str(tmp_path / "out")).documents
-    after = add_to(tmp_path / "out", more, filter="filter_lab:keep").manifest.totals.documents
+    before = project.open().documents
+    after = add_to(project.out, more, filter="filter_lab:keep").manifest.totals.documents
     assert after - before == sum(row["id"] != "7" for row in ROWS[:50] if row_is_kept(row))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.tokenizing import make_dataset, texts, write_jsonl
+from support.project import Project
+from support.tokenizing import texts, write_jsonl
 
 from olm_data.cli import cli
 from olm_data.dataset.tools import PASSED_REASONS, Tools
@@ -16,34 +16,31 @@ from olm_data.errors import InputError
 from olm_data.extensions.stats.count import collect
 
 
-def test_the_result_the_manifest_and_stats_say_what_was_not_read(
-    tmp_path: Path, tiny_tokenizer: Path
-) -> None:
-    folder = tmp_path / "books"
+def test_the_result_the_manifest_and_stats_say_what_was_not_read(project: Project) -> None:
+    folder = project / "books"
     folder.mkdir()
     write_jsonl(folder / "a.jsonl", texts(20))
-    alone = make_dataset([folder], tiny_tokenizer, tmp_path / "alone")
+    alone = project.make([folder], "alone")
     for n in range(25):
         (folder / f"{n:02d}.doc").touch()
     (folder / "forged\n1 document\x1b[31m.bin").touch()
     log = io.StringIO()
-    done = make_dataset([folder], tiny_tokenizer, tmp_path / "out", log=log)
+    done = project.make([folder], log=log)
     assert done.manifest.digest == alone.manifest.digest  # what is not read decides no byte
     counted = done.manifest.tools.passed_over
-    assert counted["format"].count == 26
-    assert len(counted["format"].names) == 20
+    assert (counted["format"].count, len(counted["format"].names)) == (26, 20)
     assert "not read: 26 format" in log.getvalue()
     assert "\x1b" not in log.getvalue()
-    stats = collect(str(tmp_path / "out"))
+    stats = collect(str(project.out))
     assert stats.passed_over["format"].count == 26
 
 
-def test_strict_inputs_refuses_what_would_not_be_read(tmp_path: Path, tiny_tokenizer: Path) -> None:
-    folder = tmp_path / "books"
+def test_strict_inputs_refuses_what_would_not_be_read(project: Project) -> None:
+    folder = project / "books"
     folder.mkdir()
     write_jsonl(folder / "a.jsonl", texts(5))
-    words = ["tokenize", str(folder), "--tokenizer", str(tiny_tokenizer), "--workers", "1"]
-    words += ["--output", str(tmp_path / "out"), "--strict-inputs", "--dry-run"]
+    words = ["tokenize", str(folder), "--tokenizer", str(project.tokenizer), "--workers", "1"]
+    words += ["--output", str(project.out), "--strict-inputs", "--dry-run"]
     assert CliRunner().invoke(cli, words).exit_code == 0
     (folder / "b.docx").touch()
     refused = CliRunner().invoke(cli, words)

@@ -16,20 +16,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.inputs import lines, write_rows
+from support.project import Project
 from support.reading import read_source, resolve_source
-from support.tokenizing import digests, make_dataset, texts
+from support.tokenizing import digests, texts
 
 from olm_data.errors import InputError, UsageError
 from olm_data.sources import plan_units, read_units
 
 
 def test_arrays_and_tables_make_the_same_dataset_whatever_the_workers_and_verify_deeply(
-    tmp_path: Path, tiny_tokenizer: Path
+    project: Project,
 ) -> None:
     from olm_data.extensions.verify.datasets import verify
     from olm_data.extensions.verify.deep import Deep
 
-    folder = tmp_path / "in"
+    folder = project / "in"
     folder.mkdir()
     documents = texts(60)
     (folder / "a.json").write_bytes(
@@ -42,10 +43,10 @@ def test_arrays_and_tables_make_the_same_dataset_whatever_the_workers_and_verify
         lzma.compress(lines([{"text": text} for text in documents[40:]]))
     )
     for name in ("one", "two"):
-        done = make_dataset([folder], tiny_tokenizer, tmp_path / name, delimiter=";")
+        done = project.make([folder], name, delimiter=";")
     assert done.manifest.totals.documents == 60
-    assert digests(tmp_path / "one") == digests(tmp_path / "two")
-    report = verify(str(tmp_path / "one"), deep=Deep(root=str(folder), share=1, seed=0))
+    assert digests(project / "one") == digests(project / "two")
+    report = verify(str(project / "one"), deep=Deep(root=str(folder), share=1, seed=0))
     assert report.ok
     assert not report.unproved
 

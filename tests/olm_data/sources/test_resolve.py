@@ -41,18 +41,14 @@ def test_a_local_path_as_a_source_is_called_one(path: str) -> None:
     assert error.fix == f"name files and folders without --source: {path}"
 
 
-def test_a_file_that_is_here_as_a_source_is_called_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_file_that_is_here_as_a_source_is_called_one(here: Path) -> None:
     Path("books.jsonl").write_text("{}")
     assert "this is a local path" in refused("books.jsonl").what
     assert "there is no source named" in refused("other.jsonl").what
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["", "a/b/c", "a b", ":main", "a//b", "./x", "//~/x", "//datasets/o/n/a.txt"],
+    "name", ["", "a/b/c", "a b", ":main", "a//b", "./x", "//~/x", "//datasets/o/n/a.txt"]
 )
 def test_what_cannot_name_a_dataset_is_not_looked_for_on_the_hub(name: str) -> None:
     error = refused(f"hf:{name}")

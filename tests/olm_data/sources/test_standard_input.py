@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from support.tokenizing import digests, make_dataset, texts, write_jsonl
+from support.project import Project
+from support.tokenizing import digests, texts
 
 from olm_data.cli import cli
 from olm_data.dataset.manifest import read_manifest
@@ -41,41 +42,41 @@ def tokenize(data: bytes, tokenizer: Path, output: Path, *more: str) -> Result:
 
 
 def test_standard_input_makes_the_documents_of_the_file_and_leaves_nothing_behind(
-    tmp_path: Path, tiny_tokenizer: Path, temporary: Path
+    temporary: Path, project: Project
 ) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", texts(30))
-    of_file = make_dataset([path], tiny_tokenizer, tmp_path / "file")
-    done = tokenize(path.read_bytes(), tiny_tokenizer, tmp_path / "out")
+    path = project.write("a.jsonl", texts(30))
+    of_file = project.make([path], "file")
+    done = tokenize(path.read_bytes(), project.tokenizer, project.out)
     assert done.exit_code == 0, done.output
-    manifest = read_manifest(Store(tmp_path / "out"))
+    manifest = read_manifest(Store(project.out))
     assert [shard.sha256["tokens"] for shard in manifest.shards] == [
         shard.sha256["tokens"] for shard in of_file.manifest.shards
     ]
     assert list(temporary.iterdir()) == []
-    again = tokenize(path.read_bytes(), tiny_tokenizer, tmp_path / "out")
+    again = tokenize(path.read_bytes(), project.tokenizer, project.out)
     assert "already complete" in again.output
-    other = tokenize(b'{"text": "another"}\n', tiny_tokenizer, tmp_path / "out")
+    other = tokenize(b'{"text": "another"}\n', project.tokenizer, project.out)
     assert isinstance(other.exception, ConflictError)
 
 
 def test_an_interrupted_run_goes_on_with_the_same_text(
-    tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, project: Project
 ) -> None:
     import olm_data.tokenization.tokenize as run
 
-    data = write_jsonl(tmp_path / "a.jsonl", texts(30)).read_bytes()
-    assert tokenize(data, tiny_tokenizer, tmp_path / "whole").exit_code == 0
+    data = project.write("a.jsonl", texts(30)).read_bytes()
+    assert tokenize(data, project.tokenizer, project / "whole").exit_code == 0
 
     def killed(*arguments: Any) -> Any:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(run, "publish", killed)
-        assert tokenize(data, tiny_tokenizer, tmp_path / "out").exit_code != 0
-    done = tokenize(data, tiny_tokenizer, tmp_path / "out")
+        assert tokenize(data, project.tokenizer, project.out).exit_code != 0
+    done = tokenize(data, project.tokenizer, project.out)
     assert done.exit_code == 0, done.output
     assert "1 shard kept" in done.output or "finished before" in done.output
-    whole, out = digests(tmp_path / "whole"), digests(tmp_path / "out")
+    whole, out = digests(project / "whole"), digests(project.out)
     for name in whole:
         assert name == "job.json" or whole[name] == out[name], name
 
@@ -84,23 +85,21 @@ def test_an_interrupted_run_goes_on_with_the_same_text(
     ("form", "data"),
     [("txt", b"a text"), ("csv", b"id,text\n1,a text\n"), ("json", b'[{"text": "a text"}]')],
 )
-def test_standard_input_has_any_format(
-    tmp_path: Path, tiny_tokenizer: Path, form: str, data: bytes
-) -> None:
-    done = tokenize(data, tiny_tokenizer, tmp_path / "out", "--format", form)
+def test_standard_input_has_any_format(form: str, data: bytes, project: Project) -> None:
+    done = tokenize(data, project.tokenizer, project.out, "--format", form)
     assert done.exit_code == 0, done.output
-    assert read_manifest(Store(tmp_path / "out")).totals.documents == 1
+    assert read_manifest(Store(project.out)).totals.documents == 1
 
 
-def test_standard_input_is_added_to_a_dataset(tmp_path: Path, tiny_tokenizer: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", texts(5))
-    make_dataset([path], tiny_tokenizer, tmp_path / "out")
+def test_standard_input_is_added_to_a_dataset(project: Project) -> None:
+    path = project.write("a.jsonl", texts(5))
+    project.make([path])
     for n in range(2):
-        words = ["add", str(tmp_path / "out"), "-", "--workers", "1", "--encoder", "hf"]
+        words = ["add", str(project.out), "-", "--workers", "1", "--encoder", "hf"]
         line = json.dumps({"id": str(n), "text": f"text {n}"}).encode() + b"\n"
         done = CliRunner().invoke(cli, words, input=line)
         assert done.exit_code == 0, (done.output, done.exception)
-    assert read_manifest(Store(tmp_path / "out")).totals.documents == 7
+    assert read_manifest(Store(project.out)).totals.documents == 7
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.project import Project
 from support.reading import read_source, resolve_source
-from support.tokenizing import make_dataset, make_recipe, texts
+from support.tokenizing import make_recipe, texts
 
 from olm_data.errors import InputError
 from olm_data.mixture.mix import mix
@@ -85,34 +86,32 @@ def test_a_type_may_be_said_and_a_name_with_a_colon_stays_a_name(tmp_path: Path)
     assert options.keep == (("dc:title", "string"), ("a:string", "int64"))
 
 
-def test_a_mixture_draws_on_the_numbers_that_were_kept(
-    tmp_path: Path, tiny_tokenizer: Path
-) -> None:
+def test_a_mixture_draws_on_the_numbers_that_were_kept(project: Project) -> None:
     rows = [{"score": k / 4, "text": text} for k, text in enumerate(texts(60))]
-    path = write(tmp_path / "a.jsonl", rows)
-    make_dataset([path], tiny_tokenizer, tmp_path / "web", keep=["score"])
-    (tmp_path / "mix.yaml").write_text(
+    path = write(project / "a.jsonl", rows)
+    project.make([path], "web", keep=["score"])
+    (project / "mix.yaml").write_text(
         "version: 1\nseed: 1\nsequence_length: 16\n"
         "sources: {web: {data: ./web, where: score >= 10, max_epochs: 9}}\n"
         "stages: [{name: main, tokens: 128, weights: {web: 1}}]\n"
     )
-    assert b"score >= 10" in mix(str(tmp_path / "mix.yaml")).lock.encode()
+    assert b"score >= 10" in mix(str(project / "mix.yaml")).lock.encode()
 
 
-def test_an_addition_keeps_the_types_of_the_dataset(tmp_path: Path, tiny_tokenizer: Path) -> None:
-    first = write(tmp_path / "a.jsonl", [{"x": 1.5}])
-    make_dataset([first], tiny_tokenizer, tmp_path / "out", keep=["x"])
-    whole = write(tmp_path / "b.jsonl", [{"x": 2}])
-    base = BaseDataset.open(str(tmp_path / "out"))
+def test_an_addition_keeps_the_types_of_the_dataset(project: Project) -> None:
+    first = write(project / "a.jsonl", [{"x": 1.5}])
+    project.make([first], keep=["x"])
+    whole = write(project / "b.jsonl", [{"x": 2}])
+    base = BaseDataset.open(str(project.out))
     found = prepare(make_recipe([whole]), [str(whole)], base)
     assert found.source.options.keep == (("x", "double"),)
 
 
-def test_text_columns_make_the_bytes_they_always_made(tmp_path: Path, tiny_tokenizer: Path) -> None:
+def test_text_columns_make_the_bytes_they_always_made(project: Project) -> None:
     rows = [{"url": f"http://example.org/{k}", "text": text} for k, text in enumerate(texts(20))]
-    path = write(tmp_path / "a.jsonl", rows)
-    make_dataset([path], tiny_tokenizer, tmp_path / "out", keep=["url"])
-    table = pq.read_table(tmp_path / "out" / "shard-00000.docs.parquet")
+    path = write(project / "a.jsonl", rows)
+    project.make([path], keep=["url"])
+    table = pq.read_table(project.out / "shard-00000.docs.parquet")
     assert table.schema.field("url").type == pa.string()
     told = hashlib.sha256("\n".join(table["url"].to_pylist()).encode()).hexdigest()
     assert told == hashlib.sha256("\n".join(row["url"] for row in rows).encode()).hexdigest()

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 
 import pytest
-from support.quiet_server import QuietServer
+from support.s3fs_faults import client_of, serving
 
 from olm_data.storage import bucket
 from olm_data.storage.async_http import MOST_ANSWER, MOST_ERROR
-from olm_data.storage.bucket import PIECE, Backoff, Bucket, service
+from olm_data.storage.bucket import PIECE, Backoff, Bucket
 from olm_data.storage.objects import RemoteFailure
 
 ENDLESS = 1 << 40
+CHUNKED = ("Transfer-Encoding", "chunked")
 XML = b"<?xml version='1.0'?><ListBucketResult><Name>"
 
 
@@ -33,62 +33,30 @@ class Server:
     sent: int = 0
     requests: int = 0
 
-
-@contextlib.contextmanager
-def serve() -> Iterator[tuple[Server, str]]:
-    server = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def any(self) -> None:
-            server.requests += 1
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self.send_response_only(server.status)
-            for name, value in server.headers.items():
-                self.send_header(name, value)
-            if server.chunked:
-                self.send_header("Transfer-Encoding", "chunked")
-            else:
-                self.send_header("Content-Length", str(server.size))
-            self.end_headers()
-            left, block = server.size, server.head or b"x" * 65_536
-            while left > 0 and self.command != "HEAD":
-                block = block[:left]
-                try:
-                    if server.chunked:
-                        self.wfile.write(b"%x\r\n%b\r\n" % (len(block), block))
-                    else:
-                        self.wfile.write(block)
-                except OSError:
-                    self.close_connection = True
-                    return
-                server.sent += len(block)
-                left, block = left - len(block), b"x" * 65_536
-
-        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = any
-
-    http = QuietServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield server, f"http://127.0.0.1:{http.server_address[1]}"
-    finally:
-        http.shutdown()
-        http.server_close()
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        """Answer for as long as the client takes it."""
+        self.requests += 1
+        handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        handler.send_response_only(self.status)
+        length = ("Content-Length", str(self.size))
+        for header in (*self.headers.items(), CHUNKED if self.chunked else length):
+            handler.send_header(*header)
+        handler.end_headers()
+        left, block = self.size, self.head or b"x" * 65_536
+        handler.close_connection = True  # if the client goes
+        while left > 0 and handler.command != "HEAD":
+            block = block[:left]
+            handler.wfile.write(b"%x\r\n%b\r\n" % (len(block), block) if self.chunked else block)
+            self.sent += len(block)
+            left, block = left - len(block), b"x" * 65_536
+        handler.close_connection = False
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    with serve() as (made, url):
-        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-this-test")
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        monkeypatch.setattr(bucket, "BACKOFF", Backoff(attempts=2, first=0.001))
-        service("s3")  # whose own description of S3 takes 10 MB
+    monkeypatch.setattr(bucket, "BACKOFF", Backoff(attempts=2, first=0.001))
+    made = Server()
+    with serving(made.answer) as (url, _), client_of(url):  # whose description of S3 takes 10 MB
         yield made
 
 

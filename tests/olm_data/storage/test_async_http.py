@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import http.server
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.quiet_server import QuietServer
+from support.s3fs_faults import serving
 
 from olm_data.storage import async_http
 from olm_data.storage.async_http import bounded, event_loop, guarded, one_attempt, run
@@ -20,41 +19,34 @@ from olm_data.storage.service import OversizedAnswer, Refusal
 aiohttp = pytest.importorskip("aiohttp")
 
 
-class Answers(http.server.BaseHTTPRequestHandler):
-    seen: list[str]
+seen: list[str] = []
+"""The paths that were asked for."""
 
-    def do_GET(self) -> None:
-        self.seen.append(self.path)
-        kind = self.path.strip("/")
-        if kind == "redirect":
-            self.send_response(302)
-            self.send_header("Location", "/elsewhere")
-            self.end_headers()
-            return
-        if kind == "drop" and len(self.seen) > 1:  # on a connection that was kept
-            self.connection.shutdown(socket.SHUT_RDWR)
-            self.close_connection = True
-            return
-        body = b"x" * int(kind if kind.isdigit() else 5)
-        self.send_response(500 if "error" in self.headers.get("X-Ask", "") else 200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+    seen.append(handler.path)
+    kind = handler.path.strip("/")
+    if kind == "redirect":
+        handler.send_response(302)
+        handler.send_header("Location", "/elsewhere")
+        handler.end_headers()
+        return
+    if kind == "drop" and len(seen) > 1:  # on a connection that was kept
+        handler.connection.shutdown(socket.SHUT_RDWR)
+        handler.close_connection = True
+        return
+    body = b"x" * int(kind if kind.isdigit() else 5)
+    handler.send_response(500 if "error" in handler.headers.get("X-Ask", "") else 200)
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
 
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    Answers.seen = []
-    server = QuietServer(("127.0.0.1", 0), Answers)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    seen.clear()
+    with serving(answer) as (url, _):
+        yield url
 
 
 def get(url: str, *middlewares: Any, **headers: str) -> bytes:
@@ -73,7 +65,7 @@ def test_a_redirect_is_refused_before_the_other_place_is_asked(server: str) -> N
     with pytest.raises(Refusal) as caught:
         get(f"{server}/redirect", guarded)
     assert caught.value.status == 302
-    assert Answers.seen == ["/redirect"]
+    assert seen == ["/redirect"]
 
 
 def test_an_answer_is_read_up_to_what_was_asked_for(server: str) -> None:
@@ -105,7 +97,7 @@ def test_a_request_on_a_connection_that_breaks_is_sent_once(server: str) -> None
 
     with pytest.raises(aiohttp.ClientError):
         run(event_loop(), two())
-    assert Answers.seen == ["/5", "/drop"]
+    assert seen == ["/5", "/drop"]
 
 
 def test_whoever_is_interrupted_cancels_the_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,25 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support import exported
+from support.forged import flip
 from support.small_datasets import random_shards, write_dataset
 
-from olm_data.errors import (
-    ConflictError,
-    ValidationError,
-)
+from olm_data.errors import ConflictError, ValidationError
 from olm_data.extensions.exporting import samples
 from olm_data.extensions.exporting.export import FORMATS, MERGED, export
 from olm_data.storage.destination import CLAIM, RECORD
 from olm_data.storage.store import Store
-
-
-def wanted(shards: list[list[np.ndarray]], form: str) -> exported.Documents:
-    documents = [document.tolist() for shard in shards for document in shard]
-    holds = form in exported.HOLDS_IDS
-    return [(f"doc-{n}" if holds else None, ids) for n, ids in enumerate(documents)]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -40,8 +31,7 @@ def test_a_second_run_does_nothing_and_another_export_is_refused(tmp_path: Path)
     first = export(str(tmp_path / "d"), "mds", str(out))
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     again = export(str(tmp_path / "d"), "mds", str(out))
-    assert again.status == "already there"
-    assert again.files == first.files
+    assert (again.status, again.files) == ("already there", first.files)
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
     for target, form in (("other", "mds"), ("d", "hf")):
         with pytest.raises(ConflictError, match="something else"):
@@ -77,7 +67,7 @@ def test_a_killed_run_leaves_no_output_and_the_next_one_is_whole(tmp_path: Path)
     assert not out.exists()
     assert list(stale.iterdir())
     export(str(tmp_path / "d"), "megatron", str(out))
-    assert exported.megatron(out, "uint16") == wanted(shards, "megatron")
+    assert exported.megatron(out, "uint16") == exported.wanted(shards, "megatron")
     assert not list(tmp_path.glob(".*"))
 
 
@@ -140,9 +130,7 @@ def test_what_fails_leaves_nothing_in_the_prefix(
 ) -> None:
     write_dataset(tmp_path / "d", random_shards(3, [[50], [90_000]]))
     path = tmp_path / "d" / "shard-00001.tokens.npy"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip(path)
     monkeypatch.setattr(samples, "SHARD_BYTES", 100)
     for form in FORMATS:
         with pytest.raises(ValidationError, match="have changed"):

@@ -125,12 +125,8 @@ def test_addresses(address: str, kind: str, name: str, revision: str | None) -> 
 @pytest.mark.parametrize(
     "address",
     [
-        "lab/model",
-        "hf://model",
-        "hf://datasets/books",
-        "hf://lab/model/file",
-        "hf://../x",
-        "hf://a/b@",
+        *("lab/model", "hf://model", "hf://datasets/books", "hf://lab/model/file"),
+        *("hf://../x", "hf://a/b@"),
     ],
 )
 def test_what_names_no_repository_is_refused(address: str) -> None:

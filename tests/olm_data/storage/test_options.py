@@ -35,12 +35,7 @@ def test_options_hold_for_the_longest_start_of_a_url() -> None:
     found = {
         url: options_for(url)
         for url in (
-            "s3://b/k",
-            "s3://raw",
-            "s3://raw/x",
-            "s3://rawer/x",
-            "s3://raw/own/x",
-            "gs://b",
+            *("s3://b/k", "s3://raw", "s3://raw/x", "s3://rawer/x", "s3://raw/own/x", "gs://b"),
         )
     }
     all, raw = {"profile": "all"}, {"profile": "raw"}

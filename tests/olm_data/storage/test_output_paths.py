@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from support.project import Project
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.cli import cli
@@ -38,12 +39,11 @@ def test_no_store_is_nowhere_or_at_the_root(place: str) -> None:
 
 @pytest.mark.parametrize("place", ["", "/"])
 def test_no_command_acts_on_nowhere_or_the_root(
-    text: Path, tiny_tokenizer: Path, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, text: Path, place: str, project: Project
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    tokenizer = ["--tokenizer", str(tiny_tokenizer)]
-    make_dataset([text], tiny_tokenizer, tmp_path / "data")
-    before = sorted(os.listdir("/")), sorted(os.listdir(tmp_path))
+    tokenizer = ["--tokenizer", str(project.tokenizer)]
+    project.make([text], "data")
+    before = sorted(os.listdir("/")), sorted(os.listdir(here))
     for words in (
         ["tokenize", str(text), *tokenizer, "--output", place],
         ["tokenize", str(text), *tokenizer, "--output", place, "--dry-run"],
@@ -63,33 +63,29 @@ def test_no_command_acts_on_nowhere_or_the_root(
         assert isinstance(error, OlmError), (words, error)
         # reading where nothing is may be refused as such; what writes is a wrong command line
         assert error.exit_code in ((2,) if "--output" in words else (2, 4)), (words, error)
-    assert (sorted(os.listdir("/")), sorted(os.listdir(tmp_path))) == before
+    assert (sorted(os.listdir("/")), sorted(os.listdir(here))) == before
 
 
 @pytest.mark.parametrize("name", ["s3:/b/x.json", "GS:b/x.json", "file:x.json", "~/x.json"])
 def test_a_file_is_not_written_to_a_folder_that_a_shell_or_a_typo_names(
-    name: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, text: Path, here: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"looks like a URL|left ~ as it is"):
         refuse_output(name, "--html", "file")
     with pytest.raises(UsageError, match=r"looks like a URL|left ~ as it is"):
         refuse_output(name, "--html", "local file")
-    before = sorted(os.listdir(tmp_path))
+    before = sorted(os.listdir(here))
     for words in (["train-tokenizer", str(text)], ["mix", "m.yaml"], ["import", "blend.txt"]):
         assert isinstance(run([*words, "--output", name]), OlmError)
-    assert sorted(os.listdir(tmp_path)) == before
+    assert sorted(os.listdir(here)) == before
 
 
 @pytest.mark.parametrize("name", ["s3://b/x.json", "file:///b/x.json", "https://b/x.json"])
-def test_a_file_of_this_machine_has_no_url(
-    name: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_file_of_this_machine_has_no_url(name: str, text: Path, here: Path) -> None:
     error = run(["train-tokenizer", str(text), "--vocab-size", "300", "--output", name])
     assert isinstance(error, UsageError)
     assert "this file is written on this machine" in error.what
-    assert os.listdir(tmp_path) == [text.name]
+    assert os.listdir(here) == [text.name]
     if name.startswith("https"):
         with pytest.raises(UsageError, match="can only be read"):
             refuse_output(name, "--output", "file")
@@ -109,14 +105,12 @@ def test_the_home_folder_is_no_output(tmp_path: Path, monkeypatch: pytest.Monkey
         assert isinstance(run([*command, str(tmp_path)]), UsageError)
 
 
-def test_the_output_is_not_in_a_folder_that_is_read(
-    text: Path, tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    words = ["tokenize", str(tmp_path), "--tokenizer", str(tiny_tokenizer), "--dry-run"]
-    error = run([*words, "--output", str(tmp_path / "tokens")])
+def test_the_output_is_not_in_a_folder_that_is_read(text: Path, project: Project) -> None:
+    words = ["tokenize", str(project.folder), "--tokenizer", str(project.tokenizer), "--dry-run"]
+    error = run([*words, "--output", str(project / "tokens")])
     assert isinstance(error, UsageError)
     assert "in a folder of the inputs" in str(error)
-    assert run([*words, "--output", f"{tmp_path}-tokens"]) is None
+    assert run([*words, "--output", f"{project.folder}-tokens"]) is None
 
 
 @pytest.mark.parametrize("name", ["", "  ", "folder/", "/"])
@@ -141,30 +135,21 @@ def test_gc_leaves_what_only_looks_like_ours(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "theirs",
     [
-        "run/results.csv",
-        "quarantine/patients.txt",
-        "versions/old.doc",
-        "dedup/x",
-        "validation/labels.csv",
-        "validation/run/x",
-        "tokenizer.json",
-        "manifest.json",
-        "plan.json",
-        "job.json",
-        "shard-00000.data",
-        "shard-00000.tokens.npy/inside",
+        *("run/results.csv", "quarantine/patients.txt", "versions/old.doc", "dedup/x"),
+        *("validation/labels.csv", "validation/run/x", "tokenizer.json", "manifest.json"),
+        *("plan.json", "job.json", "shard-00000.data", "shard-00000.tokens.npy/inside"),
     ],
 )
 def test_a_users_files_are_kept_whatever_their_names(
-    theirs: str, text: Path, tiny_tokenizer: Path, tmp_path: Path
+    theirs: str, text: Path, project: Project
 ) -> None:
-    place = tmp_path / "mine" / theirs
+    place = project / "mine" / theirs
     place.parent.mkdir(parents=True)
     place.write_text('{"format": "olm-checkpoint"}')
-    words = [str(text), "--tokenizer", str(tiny_tokenizer), "-o", str(tmp_path / "mine")]
+    words = [str(text), "--tokenizer", str(project.tokenizer), "-o", str(project / "mine")]
     for more in (["--dry-run"], ["--workers", "1"]):
         assert isinstance(run(["tokenize", *words, *more]), OlmError)
-        left = [path for path in (tmp_path / "mine").rglob("*") if path.is_file()]
+        left = [path for path in (project / "mine").rglob("*") if path.is_file()]
         assert left == [place]
         assert place.read_text() == '{"format": "olm-checkpoint"}'
 
@@ -188,17 +173,12 @@ def test_what_a_shell_left_and_misspelt_urls_are_no_folders(place: str, part: st
 
 @pytest.mark.parametrize("place", ["a.jsonl", "a.jsonl/sub", "gone", "user", "http://h/x", "."])
 def test_a_dry_run_refuses_what_the_run_would(
-    place: str,
-    text: Path,
-    tiny_tokenizer: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    here: Path, place: str, text: Path, project: Project
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "gone").symlink_to("nowhere")
-    (tmp_path / "user").mkdir()
-    (tmp_path / "user" / "thesis.doc").touch()
-    words = ["tokenize", str(text), "--tokenizer", str(tiny_tokenizer), "-o", place]
+    (project / "gone").symlink_to("nowhere")
+    (project / "user").mkdir()
+    (project / "user" / "thesis.doc").touch()
+    words = ["tokenize", str(text), "--tokenizer", str(project.tokenizer), "-o", place]
     dry, real = run([*words, "--dry-run"]), run([*words, "--workers", "1"])
     assert isinstance(dry, OlmError)
     assert (type(dry), str(dry)) == (type(real), str(real))
@@ -206,38 +186,38 @@ def test_a_dry_run_refuses_what_the_run_would(
 
 @pytest.mark.parametrize("name", ["thesis.tex", ".git", "plan.json", "manifest.json", "shard-0"])
 def test_a_folder_with_files_of_the_user_is_no_output(
-    text: Path, tiny_tokenizer: Path, tmp_path: Path, name: str
+    text: Path, name: str, project: Project
 ) -> None:
-    folder = tmp_path / "own"
+    folder = project / "own"
     folder.mkdir()
     (folder / "notes").write_text("mine")
     (folder / name).write_text("{}")
     with pytest.raises(UsageError, match="files that are not of a dataset") as caught:
-        make_dataset([text], tiny_tokenizer, folder)
+        project.make([text], folder)
     assert "notes" in str(caught.value) or name in str(caught.value)
     assert {path.name for path in folder.iterdir()} == {"notes", name}
 
 
 def test_the_working_folder_is_an_output_only_if_it_is_empty(
-    text: Path, tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: Path, monkeypatch: pytest.MonkeyPatch, project: Project
 ) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path)
+    (project / "here").mkdir()
+    monkeypatch.chdir(project.folder)
     with pytest.raises(UsageError):
-        make_dataset([text], tiny_tokenizer, ".")
-    monkeypatch.chdir(tmp_path / "here")
-    done = make_dataset([text], tiny_tokenizer, ".")
+        make_dataset([text], project.tokenizer, ".")
+    monkeypatch.chdir(project / "here")
+    done = make_dataset([text], project.tokenizer, ".")
     assert done.manifest.totals.documents == 5
 
 
 def test_a_note_laid_into_a_dataset_later_is_no_reason_to_refuse_it(
-    text: Path, tiny_tokenizer: Path, tmp_path: Path
+    text: Path, project: Project
 ) -> None:
-    make_dataset([text], tiny_tokenizer, tmp_path / "out")
-    (tmp_path / "out" / "README.md").write_text("what this is")
-    assert make_dataset([text], tiny_tokenizer, tmp_path / "out").already_complete
+    project.make([text])
+    (project.out / "README.md").write_text("what this is")
+    assert project.make([text]).already_complete
     with pytest.raises(ConflictError):  # and another dataset is still another
-        make_dataset([text], tiny_tokenizer, tmp_path / "out", holdout="0.5")
+        project.make([text], holdout="0.5")
 
 
 def test_a_prefix_on_s3_with_other_objects_is_no_output(

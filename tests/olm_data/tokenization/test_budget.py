@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.inline_runner import InlineRunner
-from support.tokenizing import digests, make_dataset, make_request, texts, write_jsonl
+from support.project import Project
+from support.tokenizing import digests, make_request, texts, write_jsonl
 
 from olm_data.errors import InputError
 from olm_data.runners.base import Count
@@ -44,32 +45,30 @@ def inputs(tmp_path: Path) -> list[Path]:
 
 
 def test_above_a_count_the_run_stops_and_a_larger_one_goes_on_from_there(
-    inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
+    inputs: list[Path], project: Project
 ) -> None:
-    runner, output = Counting(), tmp_path / "out"
+    runner, output = Counting(), project.out
     options: dict[str, Any] = {"shard_tokens": 500}
-    tasks = len(make_request(inputs, tiny_tokenizer, **options).plan.tasks)
+    tasks = len(make_request(inputs, project.tokenizer, **options).plan.tasks)
     with pytest.raises(InputError) as caught:
-        make_dataset(inputs, tiny_tokenizer, output, runner=runner, max_bad="4", **options)
+        project.make(inputs, output, runner=runner, max_bad="4", **options)
     assert 0 < len(runner.finished) < tasks
     assert "stopped early" in caught.value.what
     assert caught.value.what.count("malformed") == 6
     again = Counting()
-    made = make_dataset(inputs, tiny_tokenizer, output, runner=again, max_bad="12", **options)
+    made = project.make(inputs, output, runner=again, max_bad="12", **options)
     assert sorted(runner.finished + again.finished) == list(range(tasks))
     assert made.kept_shards == len(runner.finished)
-    make_dataset(inputs, tiny_tokenizer, tmp_path / "whole", max_bad="12", **options)
-    assert digests(output) == digests(tmp_path / "whole")
+    project.make(inputs, "whole", max_bad="12", **options)
+    assert digests(output) == digests(project / "whole")
 
 
 def test_workers_are_stopped_too_and_the_ten_places_are_those_of_the_first_tasks(
-    tiny_tokenizer: Path, tmp_path: Path
+    project: Project,
 ) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", [*([b"bad"] * 20), *texts(4000)])
+    source = project.write("a.jsonl", [*([b"bad"] * 20), *texts(4000)])
     with pytest.raises(InputError) as caught:
-        make_dataset(
-            [source], tiny_tokenizer, tmp_path / "out", runner=LocalRunner(1), max_bad="15"
-        )
+        project.make([source], runner=LocalRunner(1), max_bad="15")
     places = caught.value.what.splitlines()[1:]
     assert [line.split(":")[1].strip() for line in places] == [f"byte {4 * k}" for k in range(10)]
 
@@ -126,30 +125,26 @@ def test_a_share_is_not_given_up_while_the_rest_could_save_it(
         assert not is_lost(budget, bad, seen, min(seen / total / wrong, 1.0))
 
 
-def test_too_many_bad_records_stop_the_manifest_but_keep_the_shards(
-    tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    good = write_jsonl(tmp_path / "a.jsonl", texts(30))
-    bad = write_jsonl(tmp_path / "b.jsonl", [*texts(5), *[b"{broken"] * 12])
-    out = tmp_path / "out"
+def test_too_many_bad_records_stop_the_manifest_but_keep_the_shards(project: Project) -> None:
+    good = project.write("a.jsonl", texts(30))
+    bad = project.write("b.jsonl", [*texts(5), *[b"{broken"] * 12])
     with pytest.raises(InputError, match="12 of 47 records") as caught:
-        make_dataset([good, bad], tiny_tokenizer, out, shard_tokens=200)
+        project.make([good, bad], shard_tokens=200)
     message = str(caught.value)
     assert message.count("b.jsonl: byte") == 10
     assert "--max-bad 12" in message
-    assert not (out / "manifest.json").exists()
+    assert not (project.out / "manifest.json").exists()
     log = io.StringIO()
-    made = make_dataset([good, bad], tiny_tokenizer, out, shard_tokens=200, max_bad="12", log=log)
-    assert made.documents_now == 0
-    assert made.manifest.totals.documents == 35
+    made = project.make([good, bad], shard_tokens=200, max_bad="12", log=log)
+    assert (made.documents_now, made.manifest.totals.documents) == (0, 35)
     assert "finished before" in log.getvalue()
 
 
-def test_an_input_without_documents_is_refused(tiny_tokenizer: Path, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", ["", " "])
+def test_an_input_without_documents_is_refused(project: Project) -> None:
+    source = project.write("a.jsonl", ["", " "])
     with pytest.raises(InputError, match="training document"):
-        make_dataset([source], tiny_tokenizer, tmp_path / "out")
-    assert not (tmp_path / "out" / "manifest.json").exists()
+        project.make([source])
+    assert not (project.out / "manifest.json").exists()
 
 
 ROWS: list[dict[str, Any]] = [{"id": f"d{k}", "text": f"words {k}", "score": k} for k in range(20)]
@@ -165,11 +160,11 @@ ROWS: list[dict[str, Any]] = [{"id": f"d{k}", "text": f"words {k}", "score": k} 
     ],
 )
 def test_what_leaves_nothing_is_named_and_what_is_not_is_not(
-    tiny_tokenizer: Path, tmp_path: Path, options: dict[str, Any], why: str, cure: str
+    options: dict[str, Any], why: str, cure: str, project: Project
 ) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", [json.dumps(row).encode() for row in ROWS])
+    source = project.write("a.jsonl", [json.dumps(row).encode() for row in ROWS])
     with pytest.raises(InputError) as caught:
-        make_dataset([source], tiny_tokenizer, tmp_path / "out", **options)
+        project.make([source], **options)
     error = caught.value
     assert why in (error.why or "")
     said = f"{error.what} {error.why} {error.fix}"
@@ -177,14 +172,11 @@ def test_what_leaves_nothing_is_named_and_what_is_not_is_not(
         assert (option in said) == (option == cure)
 
 
-def test_two_reasons_are_both_counted_and_the_larger_is_the_cure(
-    tiny_tokenizer: Path, tmp_path: Path
-) -> None:
+def test_two_reasons_are_both_counted_and_the_larger_is_the_cure(project: Project) -> None:
     rows = [row | ({"text": " "} if row["score"] < 15 else {}) for row in ROWS]
-    source = write_jsonl(tmp_path / "a.jsonl", [json.dumps(row).encode() for row in rows])
+    source = project.write("a.jsonl", [json.dumps(row).encode() for row in rows])
     with pytest.raises(InputError) as caught:
-        make_dataset([source], tiny_tokenizer, tmp_path / "out", where="score < 15")
-    assert caught.value.why is not None
+        project.make([source], where="score < 15")
     assert caught.value.why.startswith("empty 15 (")
     assert "filtered 5 (" in caught.value.why
     assert "--text-column" in (caught.value.fix or "")

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.adding import Stop, add_to
 from support.inline_runner import InlineRunner
-from support.tokenizing import digests, make_dataset, make_request, tokenized, write_jsonl
+from support.project import Project
+from support.tokenizing import digests, make_request, tokenized
 
-from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.eval_set import Primary
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
 from olm_data.extensions.eval_sets.tasks import Continuation, Question, Task, build
@@ -73,68 +73,63 @@ class Stopping(InlineRunner):
         raise Stop
 
 
-def test_documents_are_dropped_counted_and_listed_whoever_runs_the_tasks(
-    tiny_tokenizer: Path, tmp_path: Path
-) -> None:
+def test_documents_are_dropped_counted_and_listed_whoever_runs_the_tasks(project: Project) -> None:
     texts = [f"document {n} about nothing that anybody would ask for" for n in range(60)]
     for n in (3, 41):
         texts[n] += ": " + QUESTION.upper().replace(" ", ",\n") + "?"
     texts[50] += " ".join(QUESTION.split()[:12])  # one word less than it takes
-    inputs = [write_jsonl(tmp_path / "a.jsonl", [*texts, texts[3]])]
-    (tmp_path / "evals").mkdir()
-    (tmp_path / "evals" / "quiz.jsonl").write_text(
+    inputs = [project.write("a.jsonl", [*texts, texts[3]])]
+    (project / "evals").mkdir()
+    (project / "evals" / "quiz.jsonl").write_text(
         json.dumps({"id": 3, "question": QUESTION, "choices": [{"text": "Mercury"}]}) + "\n\n"
     )
-    (tmp_path / "evals" / "short.txt").write_text("too short\nto be found\n")
+    (project / "evals" / "short.txt").write_text("too short\nto be found\n")
     options: dict[str, Any] = {
-        "decontaminate": [str(tmp_path / "evals")],
+        "decontaminate": [str(project / "evals")],
         "id_column": "id",
         "shard_tokens": 200,
         "dedup": "exact",
     }
-    request = make_request(inputs, tiny_tokenizer, str(tmp_path / "none"), **options)
-    assert request.evaluated is not None
+    request = make_request(inputs, project.tokenizer, str(project / "none"), **options)
     assert request.evaluated.data.count(b"\n") == 2
     log = io.StringIO()
-    made = make_dataset(inputs, tiny_tokenizer, tmp_path / "whole", log=log, **options)
+    made = project.make(inputs, "whole", log=log, **options)
     assert "1 of them shorter and so never found; 1 planted in a self-test" in log.getvalue()
     assert made.manifest.dropped == {"contaminated": 2, "duplicate": 1}
-    kept = Dataset.open(str(tmp_path / "whole"))
+    kept = project.open("whole")
     assert [kept.document(n).id for n in range(kept.documents)] == [
         f"a-{n}" for n in range(60) if n not in (3, 41)
     ]
-    listed = sorted((tmp_path / "whole" / "contaminated").iterdir())
+    listed = sorted((project / "whole" / "contaminated").iterdir())
     assert "".join(path.read_text() for path in listed) == "a-3\na-41\n"
     assert tokenized(made).decontaminate == (request.evaluated.sha256, 13)
-    assert verify(str(tmp_path / "whole")).ok
-    expected = digests(tmp_path / "whole")
-    make_dataset(inputs, tiny_tokenizer, tmp_path / "two", runner=LocalRunner(2), **options)
-    assert digests(tmp_path / "two") == expected
+    assert verify(str(project / "whole")).ok
+    expected = digests(project / "whole")
+    project.make(inputs, "two", runner=LocalRunner(2), **options)
+    assert digests(project / "two") == expected
     # a run that was stopped goes on with the same texts alone
-    out = tmp_path / "stopped"
+    out = project / "stopped"
     with pytest.raises(Stop):
-        make_dataset(inputs, tiny_tokenizer, out, runner=Stopping(), **options | {"dedup": None})
+        project.make(inputs, out, runner=Stopping(), **options | {"dedup": None})
     (out / "evaluation-texts.txt").write_text(QUESTION)
     with pytest.raises(ValidationError, match="evaluation texts are missing or damaged"):
         _ = load_job(str(out)).evaluated
     for other in ({"decontaminate_ngram": 12}, {"decontaminate": [str(inputs[0])]}):
         with pytest.raises(ConflictError, match="decontaminate"):
-            make_dataset(inputs, tiny_tokenizer, out, **options | {"dedup": None} | other)
+            project.make(inputs, out, **options | {"dedup": None} | other)
     # what is added is compared with the texts of the dataset
-    more = write_jsonl(tmp_path / "b.jsonl", ["a new one", f"another: {QUESTION}"])
-    assert add_to(tmp_path / "two", more).manifest.dropped["contaminated"] == 3
+    more = project.write("b.jsonl", ["a new one", f"another: {QUESTION}"])
+    assert add_to(project / "two", more).manifest.dropped["contaminated"] == 3
 
 
-def test_eval_sets_are_read_as_the_text_of_their_requests(
-    tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    spec, folder = load_tokenizer(tiny_tokenizer), str(tmp_path / "set")
+def test_eval_sets_are_read_as_the_text_of_their_requests(project: Project) -> None:
+    spec, folder = load_tokenizer(project.tokenizer), str(project / "set")
     choices = [Continuation(QUESTION, " mercury"), Continuation(QUESTION, " venus")]
     build(Task("quiz", Primary.acc, [Question(choices, 0)], "", "", ""), spec, folder)
     found = read_texts([folder], 13, spec)
     assert found.data.decode().splitlines() == [f"{QUESTION} mercury", f"{QUESTION} venus"]
-    other = tmp_path / "other.json"
-    other.write_text(tiny_tokenizer.read_text() + "\n")
+    other = project / "other.json"
+    other.write_text(project.tokenizer.read_text() + "\n")
     with pytest.raises(InputError, match="built with another tokenizer"):
         read_texts([folder], 13, load_tokenizer(other))
 
@@ -156,13 +151,8 @@ def test_conversations_are_compared_by_what_is_said(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_compared_is_refused(
-    name: str,
-    content: bytes,
-    error: type[Exception],
-    says: str,
-    tiny_tokenizer: Path,
-    tmp_path: Path,
+    name: str, content: bytes, error: type[Exception], says: str, project: Project
 ) -> None:
-    (tmp_path / name).write_bytes(content)
+    (project / name).write_bytes(content)
     with pytest.raises(error, match=says):
-        read_texts([str(tmp_path / name)], 13, load_tokenizer(tiny_tokenizer))
+        read_texts([str(project / name)], 13, load_tokenizer(project.tokenizer))

@@ -72,9 +72,7 @@ def like(dataset: Path, tokenizer: Path | None, output: Path, **fields: Any) -> 
         given["tokenizer"] = str(tokenizer)
     request = request_like(read_recipe((), given))
     return tokenize(
-        request,
-        runner=InlineRunner(),
-        progress=Progress("tokenize", stream=io.StringIO()),
+        request, runner=InlineRunner(), progress=Progress("tokenize", stream=io.StringIO())
     )
 
 

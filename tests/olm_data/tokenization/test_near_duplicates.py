@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from support.adding import Stop, add_to
 from support.inline_runner import InlineRunner
-from support.tokenizing import digests, make_dataset, tokenized, write_jsonl
+from support.project import Project
+from support.tokenizing import digests, tokenized, write_jsonl
 
-from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError
 from olm_data.extensions.verify.datasets import verify
 from olm_data.runners.local import LocalRunner
@@ -100,10 +100,10 @@ class Stopping(InlineRunner):
 
 
 def test_what_shares_a_key_with_an_earlier_text_is_dropped_whoever_runs_the_tasks(
-    files: list[Path], tiny_tokenizer: Path, tmp_path: Path
+    files: list[Path], project: Project
 ) -> None:
     options: dict[str, Any] = {"dedup": "minhash", "shard_tokens": 400, "id_column": "id"}
-    made = make_dataset(files, tiny_tokenizer, tmp_path / "whole", **options)
+    made = project.make(files, "whole", **options)
     assert len(made.manifest.shards) > 4
     rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     kept, seen = [], set[tuple[int, int]]()
@@ -113,28 +113,26 @@ def test_what_shares_a_key_with_an_earlier_text_is_dropped_whoever_runs_the_task
             kept.append(row["id"])
         seen |= mine
     assert 55 < len(kept) < 75
-    dataset = Dataset.open(str(tmp_path / "whole"))
+    dataset = project.open("whole")
     assert [dataset.document(n).id for n in range(dataset.documents)] == kept
     assert made.manifest.dropped == {"near_duplicate": len(rows) - len(kept)}
     assert tokenized(made).minhash == (14, 8)
     assert tokenized(made).libraries[0].startswith("rensa ")
-    assert verify(str(tmp_path / "whole")).ok
-    expected = digests(tmp_path / "whole")
-    make_dataset(files, tiny_tokenizer, tmp_path / "two", runner=LocalRunner(2), **options)
-    assert digests(tmp_path / "two") == expected
+    assert verify(str(project / "whole")).ok
+    expected = digests(project / "whole")
+    project.make(files, "two", runner=LocalRunner(2), **options)
+    assert digests(project / "two") == expected
     tasks = len(made.manifest.shards)
-    for stop in (1, tasks + 1, 2 * tasks - 1):
-        out = tmp_path / f"stop-{stop}"
+    for stop in (1, 2 * tasks - 1):
+        out = project / f"stop-{stop}"
         with pytest.raises(Stop):
-            make_dataset(files, tiny_tokenizer, out, runner=Stopping(stop), **options)
-        make_dataset(files, tiny_tokenizer, out, **options)
+            project.make(files, out, runner=Stopping(stop), **options)
+        project.make(files, out, **options)
         assert digests(out) == expected
     with pytest.raises(UsageError, match="nothing can be added"):
-        add_to(tmp_path / "two", files[0])
+        add_to(project / "two", files[0])
     # the list of what was dropped does the same again
-    listed = tmp_path / "whole" / "near-duplicates"
-    again = make_dataset(
-        files, tiny_tokenizer, tmp_path / "again", id_column="id", exclude_ids=str(listed)
-    )
+    listed = project / "whole" / "near-duplicates"
+    again = project.make(files, "again", id_column="id", exclude_ids=str(listed))
     assert again.manifest.dropped == {"excluded": len(rows) - len(kept)}
     assert again.manifest.totals == made.manifest.totals

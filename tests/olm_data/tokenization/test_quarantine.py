@@ -15,10 +15,10 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.command import olm_data
-from support.tokenizing import digests, make_dataset, texts, write_jsonl
+from support.command import Olm
+from support.project import Project
+from support.tokenizing import digests, texts
 
-from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError
 from olm_data.extensions.verify.datasets import verify
 from olm_data.runners.local import LocalRunner
@@ -44,12 +44,10 @@ def raw(record: dict[str, Any]) -> bytes:
     return base64.b64decode(record["raw_base64"])
 
 
-def test_every_bad_record_is_kept_as_it_was_read_with_its_place(
-    tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", [*texts(3), BAD[0], "", *BAD[1:]])
-    make_dataset([source], tiny_tokenizer, tmp_path / "out", max_bad="4")
-    records = kept(tmp_path / "out")
+def test_every_bad_record_is_kept_as_it_was_read_with_its_place(project: Project) -> None:
+    source = project.write("a.jsonl", [*texts(3), BAD[0], "", *BAD[1:]])
+    project.make([source], max_bad="4")
+    records = kept(project.out)
     assert [raw(r) for r in records] == BAD  # the empty document is no bad record
     data = source.read_bytes()
     for record, bad in zip(records, BAD, strict=True):
@@ -60,36 +58,30 @@ def test_every_bad_record_is_kept_as_it_was_read_with_its_place(
     assert [r["reason"] for r in records] == reasons
 
 
-def test_mended_records_are_tokenised_like_any_others(tiny_tokenizer: Path, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", [*texts(3), *BAD])
-    make_dataset([source], tiny_tokenizer, tmp_path / "out", max_bad="4")
-    mended = tmp_path / "mended.jsonl"
-    lines = [raw(record).decode("latin-1") for record in kept(tmp_path / "out")]
+def test_mended_records_are_tokenised_like_any_others(project: Project) -> None:
+    source = project.write("a.jsonl", [*texts(3), *BAD])
+    project.make([source], max_bad="4")
+    mended = project / "mended.jsonl"
+    lines = [raw(record).decode("latin-1") for record in kept(project.out)]
     mended.write_text("\n".join(line for line in lines if line.endswith('\xe9"}')))
-    make_dataset([mended], tiny_tokenizer, tmp_path / "more")
-    assert Dataset.open(str(tmp_path / "more")).documents == 1
+    project.make([mended], "more")
+    assert project.open("more").documents == 1
 
 
-def test_the_quarantine_itself_can_be_read_as_a_source(
-    tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", [*texts(3), b'{"text": 5}'])
-    make_dataset([source], tiny_tokenizer, tmp_path / "out", max_bad="1")
-    again = make_dataset(
-        [tmp_path / "out" / "quarantine"], tiny_tokenizer, tmp_path / "more", text_column="raw"
-    )
+def test_the_quarantine_itself_can_be_read_as_a_source(project: Project) -> None:
+    source = project.write("a.jsonl", [*texts(3), b'{"text": 5}'])
+    project.make([source], max_bad="1")
+    again = project.make([project.out / "quarantine"], "more", text_column="raw")
     assert again.manifest.totals.documents == 1
 
 
-def test_bad_text_of_columns_and_text_files_is_kept_too(
-    tiny_tokenizer: Path, tmp_path: Path
-) -> None:
+def test_bad_text_of_columns_and_text_files_is_kept_too(project: Project) -> None:
     column = pa.array([b"good", b"bad \xff", None], pa.binary())
-    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
-    (tmp_path / "b.txt").write_bytes(b"Latin-1: \xe9")
-    inputs = [tmp_path / "a.parquet", tmp_path / "b.txt"]
-    make_dataset(inputs, tiny_tokenizer, tmp_path / "out", max_bad="3")
-    found = [(r["input"], r["position"], raw(r)) for r in kept(tmp_path / "out")]
+    pq.write_table(pa.table({"text": column}), project / "a.parquet")
+    (project / "b.txt").write_bytes(b"Latin-1: \xe9")
+    inputs = [project / "a.parquet", project / "b.txt"]
+    project.make(inputs, max_bad="3")
+    found = [(r["input"], r["position"], raw(r)) for r in kept(project.out)]
     assert found == [
         ("a.parquet", 1, b"bad \xff"),
         ("a.parquet", 2, b""),
@@ -97,51 +89,46 @@ def test_bad_text_of_columns_and_text_files_is_kept_too(
     ]
 
 
-def test_a_long_record_is_cut_to_a_mebibyte_and_says_how_long_it_was(
-    tiny_tokenizer: Path, tmp_path: Path
-) -> None:
+def test_a_long_record_is_cut_to_a_mebibyte_and_says_how_long_it_was(project: Project) -> None:
     long = b'{"text": ' + b"x" * (2 * RAW_BYTES)
-    source = write_jsonl(tmp_path / "a.jsonl", [*texts(1), long])
-    make_dataset([source], tiny_tokenizer, tmp_path / "out", max_bad="1")
-    (record,) = kept(tmp_path / "out")
+    source = project.write("a.jsonl", [*texts(1), long])
+    project.make([source], max_bad="1")
+    (record,) = kept(project.out)
     assert (raw(record), record["bytes"]) == (long[:RAW_BYTES], len(long))
 
 
-def test_nothing_bad_makes_no_quarantine(tiny_tokenizer: Path, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", [*texts(3), ""])
-    make_dataset([source], tiny_tokenizer, tmp_path / "out")
-    assert not (tmp_path / "out" / "quarantine").exists()
+def test_nothing_bad_makes_no_quarantine(project: Project) -> None:
+    source = project.write("a.jsonl", [*texts(3), ""])
+    project.make([source])
+    assert not (project.out / "quarantine").exists()
 
 
 def test_workers_and_reruns_change_no_byte_of_it_and_verify_does_not_mind_it(
-    tiny_tokenizer: Path, tmp_path: Path
+    project: Project,
 ) -> None:
     inputs = [
-        write_jsonl(tmp_path / f"{k}.jsonl", [*texts(40, 40 * k), BAD[k], *texts(9)])
-        for k in range(4)
+        project.write(f"{k}.jsonl", [*texts(40, 40 * k), BAD[k], *texts(9)]) for k in range(4)
     ]
     options: dict[str, Any] = {"shard_tokens": 500, "max_bad": "4"}
-    make_dataset(inputs, tiny_tokenizer, tmp_path / "one", **options)
-    make_dataset(inputs, tiny_tokenizer, tmp_path / "two", runner=LocalRunner(2), **options)
-    whole = digests(tmp_path / "one")
-    assert digests(tmp_path / "two") == whole
+    project.make(inputs, "one", **options)
+    project.make(inputs, "two", runner=LocalRunner(2), **options)
+    whole = digests(project / "one")
+    assert digests(project / "two") == whole
     assert sum(name.startswith("quarantine/") for name in whole) >= 2
-    (tmp_path / "two" / "manifest.json").unlink()
-    name = sorted((tmp_path / "two" / "quarantine").iterdir())[0].name.split(".")[0]
-    (tmp_path / "two" / f"{name}.json").unlink()
-    make_dataset(inputs, tiny_tokenizer, tmp_path / "two", **options)
-    assert digests(tmp_path / "two") == whole
-    assert verify(str(tmp_path / "one")).ok
+    (project / "two" / "manifest.json").unlink()
+    name = sorted((project / "two" / "quarantine").iterdir())[0].name.split(".")[0]
+    (project / "two" / f"{name}.json").unlink()
+    project.make(inputs, "two", **options)
+    assert digests(project / "two") == whole
+    assert verify(str(project / "one")).ok
 
 
-def test_it_is_kept_when_the_budget_refuses_the_manifest(
-    tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", [*texts(3), *BAD])
+def test_it_is_kept_when_the_budget_refuses_the_manifest(project: Project) -> None:
+    source = project.write("a.jsonl", [*texts(3), *BAD])
     with pytest.raises(InputError) as caught:
-        make_dataset([source], tiny_tokenizer, tmp_path / "out", max_bad="3")
-    assert f"{tmp_path / 'out'}/quarantine" in str(caught.value.fix)
-    assert len(kept(tmp_path / "out")) == 4
+        project.make([source], max_bad="3")
+    assert f"{project / 'out'}/quarantine" in str(caught.value.fix)
+    assert len(kept(project.out)) == 4
 
 
 class Files(list):  # type: ignore[type-arg]
@@ -184,13 +171,10 @@ def test_more_than_the_compressors_piece_is_written_whole(tmp_path: Path) -> Non
     assert [raw(record) for record in kept(tmp_path / "out")] == [drop.raw for drop in drops]
 
 
-def test_the_command_prints_where_the_quarantine_is(tiny_tokenizer: Path, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", [*texts(9), *BAD])
-    done = olm_data(
-        *("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", "out"),
-        *("--max-bad", "10", "--workers", "1"),
-        folder=tmp_path,
-    )
+def test_the_command_prints_where_the_quarantine_is(olm: Olm, here: Path, project: Project) -> None:
+    source = project.write("a.jsonl", [*texts(9), *BAD])
+    words = ("tokenize", source, "--tokenizer", project.tokenizer, "--output", "out")
+    done = olm(*words, "--max-bad", "10", "--workers", "1")
     assert done.returncode == 0, done.stderr
     assert "  out/quarantine\n" in done.stdout
     row = r"a.jsonl +13 +9  2 invalid_utf8, 1 malformed, 1 no_text"

@@ -67,8 +67,7 @@ def test_file_flags_and_arguments_make_the_same_bytes(
 def test_flags_and_inputs_take_the_place_of_what_the_file_says(folder: Path) -> None:
     recipe = read_recipe([str(folder / "recipe.yaml"), "b.jsonl"], {"seed": 0, "sample": "1%"})
     assert (recipe.inputs, recipe.seed, recipe.sample) == (("b.jsonl",), 0, Fraction(1, 100))
-    assert recipe.tokenizer == str(folder / "tokenizer.json")
-    assert recipe.shard_tokens == 500
+    assert (recipe.tokenizer, recipe.shard_tokens) == (str(folder / "tokenizer.json"), 500)
     (folder / "tokenizer.json").unlink()
     assert (
         read_recipe([str(folder / "recipe.yaml")], {}).tokenizer == "tokenizer.json"
@@ -100,7 +99,6 @@ def test_a_refusal_names_the_line(line: str, says: str, tmp_path: Path) -> None:
 def test_every_field_is_a_flag_and_every_flag_a_field() -> None:
     own = {"inputs", "dry_run", "as_json"}
     command = cli.get_command(click.Context(cli), "tokenize")
-    assert command is not None
     named = {parameter.name for parameter in command.params} - {"quiet", "verbose", "debug"}
     assert named - own == set(Recipe.__struct_fields__) - {"inputs"}
     added = {parameter.name for parameter in add.params} - {"quiet", "verbose", "debug"}

@@ -11,7 +11,8 @@ import pytest
 from support import plans
 from support.beginning import begin
 from support.command import olm_data
-from support.tokenizing import make_dataset, texts, write_jsonl
+from support.project import Project
+from support.tokenizing import texts, write_jsonl
 
 from olm_data.counts import spell_ranges
 from olm_data.errors import InputError, ValidationError
@@ -64,14 +65,12 @@ def files(*tasks: int) -> dict[str, int]:
 
 
 # --- from storage ------------------------------------------------------------------------------
-
-
 def test_an_interrupted_run_shows_what_is_written_and_what_to_type(
-    source: Path, tiny_tokenizer: Path, tmp_path: Path
+    source: Path, project: Project
 ) -> None:
-    total = begin(source, tiny_tokenizer, tmp_path / "out", **OPTIONS)
-    work(str(tmp_path / "out"), [0, 2], workers=1, name="w", note=print)
-    shown = json.loads(olm_data("status", "out", "--json", folder=tmp_path).stdout)
+    total = begin(source, project.tokenizer, project.out, **OPTIONS)
+    work(str(project.out), [0, 2], workers=1, name="w", note=print)
+    shown = json.loads(olm_data("status", "out", "--json", folder=project.folder).stdout)
     assert (shown["state"], shown["tasks"], shown["done"]) == ("interrupted", total, 2)
     assert shown["left"] == total - 2
     assert [worker["name"] for worker in shown["workers"]] == [PARENT, "w"]
@@ -81,12 +80,12 @@ def test_an_interrupted_run_shows_what_is_written_and_what_to_type(
     assert (shown["documents"], shown["tokens"]) == (done["documents"], done["tokens"])
 
 
-def test_a_complete_dataset_is_complete(source: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
-    made = make_dataset([source], tiny_tokenizer, tmp_path / "out", **OPTIONS)
-    found = read_status(str(tmp_path / "out"))
+def test_a_complete_dataset_is_complete(source: Path, project: Project) -> None:
+    made = project.make([source], **OPTIONS)
+    found = read_status(str(project.out))
     assert (found.state, found.documents) == ("complete", 120)
     assert found.tasks == found.done == len(made.manifest.shards)
-    assert found.next == f"olm-data verify {tmp_path / 'out'}"
+    assert found.next == f"olm-data verify {project / 'out'}"
 
 
 def test_the_status_of_a_run_in_a_bucket_needs_the_bucket_only(
@@ -100,25 +99,21 @@ def test_the_status_of_a_run_in_a_bucket_needs_the_bucket_only(
     assert found.tokens == sum(worker.tokens for worker in found.workers) > 0
 
 
-def test_no_run_and_damaged_runs_are_told_apart(
-    source: Path, tiny_tokenizer: Path, tmp_path: Path
-) -> None:
+def test_no_run_and_damaged_runs_are_told_apart(source: Path, project: Project) -> None:
     with pytest.raises(InputError, match="no run has begun") as caught:
-        read_status(str(tmp_path / "none"))
+        read_status(str(project / "none"))
     assert "olm-data tokenize" in str(caught.value.fix)
-    begin(source, tiny_tokenizer, tmp_path / "out", **OPTIONS)
+    begin(source, project.tokenizer, project.out, **OPTIONS)
     for name in ("plan.json", "job.json"):
-        before = (tmp_path / "out" / name).read_bytes()
+        before = (project.out / name).read_bytes()
         for data in (b"{", b"[]", b"{}"):
-            (tmp_path / "out" / name).write_bytes(data)
+            (project.out / name).write_bytes(data)
             with pytest.raises(ValidationError, match="damaged"):
-                read_status(str(tmp_path / "out"))
-        (tmp_path / "out" / name).write_bytes(before)
+                read_status(str(project.out))
+        (project.out / name).write_bytes(before)
 
 
 # --- from values -------------------------------------------------------------------------------
-
-
 def test_time_left_comes_from_the_speed_of_live_workers() -> None:
     row = [0] * len(Count)
     row[Count.TEXT_BYTES] = 400

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from support.beginning import begin
-from support.tokenizing import make_dataset, texts, write_jsonl
+from support.project import Project
+from support.tokenizing import texts, write_jsonl
 
 from olm_data.bounded_json import digest
-from olm_data.errors import (
-    ValidationError,
-)
+from olm_data.errors import ValidationError
 from olm_data.runners.base import Runner
 from olm_data.storage.store import Store
 from olm_data.tokenization.stored_job import load_job, write_job
@@ -27,36 +26,34 @@ def source(tmp_path: Path) -> Path:
 OPTIONS: dict[str, Any] = {"shard_tokens": 500, "holdout": "1/8", "bos": "<|endoftext|>"}
 
 
-def test_the_stored_job_is_the_job(source: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
+def test_the_stored_job_is_the_job(source: Path, project: Project) -> None:
     seen: list[Any] = []
 
     class Keep(Runner):
         def run(self, job: Any, tasks: Any, total: int, **_: Any) -> None:
             seen.append(job)
-            assert load_job(str(tmp_path / "out")) == job
+            assert load_job(str(project.out)) == job
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make_dataset(
-            [source], tiny_tokenizer, tmp_path / "out", runner=Keep(), special="allow", **OPTIONS
-        )
+        project.make([source], runner=Keep(), special="allow", **OPTIONS)
     assert seen
 
 
 def test_a_rerun_looks_at_a_job_of_any_size_that_can_be_written(
-    source: Path, tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, monkeypatch: pytest.MonkeyPatch, project: Project
 ) -> None:
     class Again(Runner):
         def run(self, job: Any, tasks: Any, total: int, **_: Any) -> None:
-            before = (tmp_path / "out" / "job.json").stat()
+            before = (project.out / "job.json").stat()
             assert Store.read.__kwdefaults__ is not None
             monkeypatch.setitem(Store.read.__kwdefaults__, "limit", 10)  # of what knows no other
             write_job(job, "plan.json")
-            assert (tmp_path / "out" / "job.json").stat() == before
+            assert (project.out / "job.json").stat() == before
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Again(), **OPTIONS)
+        project.make([source], runner=Again(), **OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +70,10 @@ def test_a_rerun_looks_at_a_job_of_any_size_that_can_be_written(
     ],
 )
 def test_files_of_another_run_or_machine_are_refused(
-    name: str, change: Any, says: str, source: Path, tiny_tokenizer: Path, tmp_path: Path
+    name: str, change: Any, says: str, source: Path, project: Project
 ) -> None:
-    begin(source, tiny_tokenizer, tmp_path / "out", shard_tokens=125)
-    path = tmp_path / "out" / name
+    begin(source, project.tokenizer, project.out, shard_tokens=125)
+    path = project.out / name
     before = path.read_bytes()
     path.write_bytes(change(before))
     if says in ("ids", "versions"):  # what a forger would do
@@ -88,4 +85,4 @@ def test_files_of_another_run_or_machine_are_refused(
         )
     assert path.read_bytes() != before
     with pytest.raises(ValidationError, match=says):
-        load_job(str(tmp_path / "out"))
+        load_job(str(project.out))

@@ -10,42 +10,23 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from support.project import Project
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, ValidationError
 from olm_data.select.selection import content_hashes, document_digests
-from olm_data.tokenizer.tokenizer import load_tokenizer
-
-
-@pytest.fixture
-def inputs(tmp_path: Path) -> list[Path]:
-    """Three JSONL files of 40 documents each."""
-    return [write_jsonl(tmp_path / f"{k}.jsonl", texts(40, 40 * k)) for k in range(3)]
-
-
-def decoded(dataset: Dataset, tokenizer: Path) -> list[str]:
-    spec = load_tokenizer(tokenizer)
-    return [spec.decode(dataset.document(n).tokens[:-1]) for n in range(dataset.documents)]
 
 
 # --- what is written ---------------------------------------------------------------------------
-
-
-def test_every_document_is_there_once_in_input_order_across_shards(
-    inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    made = make_dataset(inputs, tiny_tokenizer, tmp_path / "out", shard_tokens=300)
-    dataset = Dataset.open(str(tmp_path / "out"), verify="full")
+def test_every_document_is_there_once_in_input_order_across_shards(project: Project) -> None:
+    made = project.make(project.inputs, shard_tokens=300)
     assert len(made.manifest.shards) > 5
-    assert decoded(dataset, tiny_tokenizer) == texts(120)
+    assert project.texts(verify="full") == texts(120)
 
 
-def test_content_hashes_are_of_the_text(
-    inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    make_dataset(inputs[:1], tiny_tokenizer, tmp_path / "out")
-    rows = pq.read_table(tmp_path / "out" / "shard-00000.docs.parquet")
+def test_content_hashes_are_of_the_text(project: Project) -> None:
+    project.make(project.inputs[:1])
+    rows = pq.read_table(project.out / "shard-00000.docs.parquet")
     expected = [
         int.from_bytes(xxhash.xxh3_128_digest(text.encode())[:8], "little") for text in texts(40)
     ]
@@ -70,66 +51,43 @@ def test_a_vocabulary_above_65536_is_stored_as_uint32(tmp_path: Path) -> None:
 # --- holdout -----------------------------------------------------------------------------------
 
 
-def test_a_larger_input_never_moves_a_document_between_splits(
-    inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    make_dataset(inputs[:1], tiny_tokenizer, tmp_path / "small", holdout="1/4")
-    make_dataset(inputs, tiny_tokenizer, tmp_path / "large", holdout="1/4")
-    small = decoded(Dataset.open(str(tmp_path / "small" / "validation")), tiny_tokenizer)
-    large = decoded(Dataset.open(str(tmp_path / "large" / "validation")), tiny_tokenizer)
-    assert set(small) == set(large) & set(texts(40))
-
-
 # --- reruns ------------------------------------------------------------------------------------
-
-
-def test_a_rerun_of_a_complete_dataset_does_nothing(
-    inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    first = make_dataset(inputs, tiny_tokenizer, out, holdout="1/8")
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    again = make_dataset(inputs, tiny_tokenizer, out, holdout="1/8")
+def test_a_rerun_of_a_complete_dataset_does_nothing(project: Project) -> None:
+    first = project.make(project.inputs, holdout="1/8")
+    before = {path: path.stat().st_mtime_ns for path in project.out.rglob("*") if path.is_file()}
+    again = project.make(project.inputs, holdout="1/8")
     assert again.already_complete
     assert again.manifest == first.manifest
-    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    assert before == {
+        path: path.stat().st_mtime_ns for path in project.out.rglob("*") if path.is_file()
+    }
 
 
-def test_other_options_or_inputs_on_the_same_output_are_refused_and_named(
-    inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    make_dataset(inputs, tiny_tokenizer, out)
+def test_other_options_or_inputs_on_the_same_output_are_refused_and_named(project: Project) -> None:
+    project.make(project.inputs)
     with pytest.raises(ConflictError, match="another dataset") as caught:
-        make_dataset(inputs, tiny_tokenizer, out, holdout="1/8", eos="none")
+        project.make(project.inputs, holdout="1/8", eos="none")
     assert "holdout: '0' there, '1/8' now" in str(caught.value)
     assert "eos: " in str(caught.value)
     with pytest.raises(ConflictError) as caught:
-        make_dataset(inputs[:2], tiny_tokenizer, out)
+        project.make(project.inputs[:2])
     assert "input 2.jsonl: gone" in str(caught.value)
     assert "--output" in str(caught.value.fix)
 
 
-def test_a_damaged_plan_is_refused_not_overwritten(
-    inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    make_dataset(inputs, tiny_tokenizer, out)
-    (out / "plan.json").write_bytes(b"{")
+def test_a_damaged_plan_is_refused_not_overwritten(project: Project) -> None:
+    project.make(project.inputs)
+    (project.out / "plan.json").write_bytes(b"{")
     with pytest.raises(ValidationError, match="plan"):
-        make_dataset(inputs, tiny_tokenizer, out)
+        project.make(project.inputs)
 
 
-def test_no_staging_folder_and_no_lock_is_left(
-    inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    make_dataset(inputs, tiny_tokenizer, tmp_path / "out", holdout="1/8")
-    assert not list((tmp_path / "out").rglob(".*"))
+def test_no_staging_folder_and_no_lock_is_left(project: Project) -> None:
+    project.make(project.inputs, holdout="1/8")
+    assert not list((project.out).rglob(".*"))
 
 
 # --- values ------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=10))
 def test_digests_and_hashes_are_those_of_each_document(documents: list[bytes]) -> None:
     data = np.frombuffer(b"".join(documents), np.uint8)

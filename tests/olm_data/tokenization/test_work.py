@@ -14,19 +14,14 @@ from hypothesis import strategies as st
 from support.beginning import Stop, begin
 from support.command import arguments, environment, olm_data
 from support.polling import wait_until
+from support.project import Project
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.counts import spell_ranges
 from olm_data.dataset.plan import parse_tasks
-from olm_data.errors import (
-    ConflictError,
-    InputError,
-    UsageError,
-)
+from olm_data.errors import ConflictError, InputError, UsageError
 from olm_data.runners.base import Runner
-from olm_data.runners.heartbeat import (
-    read_beats,
-)
+from olm_data.runners.heartbeat import read_beats
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.store import Store
 from olm_data.tokenization.work import find_tasks, work
@@ -41,23 +36,21 @@ OPTIONS: dict[str, Any] = {"shard_tokens": 500, "holdout": "1/8", "bos": "<|endo
 
 
 # --- workers -----------------------------------------------------------------------------------
-
-
 def test_workers_that_know_only_the_output_make_the_same_bytes_as_a_local_run(
-    source: Path, tiny_tokenizer: Path, tmp_path: Path
+    source: Path, project: Project
 ) -> None:
-    make_dataset([source], tiny_tokenizer, tmp_path / "whole", **OPTIONS)
-    total = begin(source, tiny_tokenizer, tmp_path / "out", **OPTIONS)
+    project.make([source], "whole", **OPTIONS)
+    total = begin(source, project.tokenizer, project.out, **OPTIONS)
     assert total > 4
-    first = olm_data("work", "out", "--tasks", "1-2,0", folder=tmp_path)
+    first = olm_data("work", "out", "--tasks", "1-2,0", folder=project.folder)
     assert (first.returncode, first.stdout) == (0, "3 tasks done, 0 were finished before\n")
     rest = olm_data(
-        *("work", tmp_path / "out", "--tasks", f"0-{total - 1}", "--workers", 2), folder=Path("/")
+        *("work", project.out, "--tasks", f"0-{total - 1}", "--workers", 2), folder=Path("/")
     )
     assert rest.stdout == f"{total - 3} tasks done, 3 were finished before\n"
-    made = make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Stop(), **OPTIONS)
+    made = project.make([source], runner=Stop(), **OPTIONS)
     assert made.kept_shards == total
-    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+    assert digests(project.out) == digests(project / "whole")
 
 
 def test_workers_need_nothing_but_the_bucket(
@@ -73,21 +66,19 @@ def test_workers_need_nothing_but_the_bucket(
     assert Store(output).child("run").sizes() == {}
 
 
-def test_a_worker_works_while_the_parent_holds_the_output(
-    source: Path, tiny_tokenizer: Path, tmp_path: Path
-) -> None:
+def test_a_worker_works_while_the_parent_holds_the_output(source: Path, project: Project) -> None:
     class Elsewhere(Runner):
         def run(self, job: Any, tasks: Any, total: int, *, done: Any, **_: Any) -> None:
-            with pytest.raises(ConflictError), exclusive(Store(tmp_path / "out")):
+            with pytest.raises(ConflictError), exclusive(Store(project.out)):
                 pass
             spelled = spell_ranges(tasks)
-            assert olm_data("work", tmp_path / "out", "--tasks", spelled).returncode == 0
+            assert olm_data("work", project.out, "--tasks", spelled).returncode == 0
             for task in tasks:
                 done(task, job.finished(task))
 
-    make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Elsewhere(), **OPTIONS)
-    make_dataset([source], tiny_tokenizer, tmp_path / "whole", **OPTIONS)
-    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+    project.make([source], runner=Elsewhere(), **OPTIONS)
+    project.make([source], "whole", **OPTIONS)
+    assert digests(project.out) == digests(project / "whole")
 
 
 def test_a_new_parent_leaves_the_unfinished_files_of_workers_alone(tmp_path: Path) -> None:
@@ -99,17 +90,17 @@ def test_a_new_parent_leaves_the_unfinished_files_of_workers_alone(tmp_path: Pat
         assert not mine.exists()  # at its end the parent knows that no worker is left
 
 
-def test_sigterm_ends_a_worker_and_a_rerun_goes_on(tiny_tokenizer: Path, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", texts(6000))
+def test_sigterm_ends_a_worker_and_a_rerun_goes_on(project: Project) -> None:
+    source = project.write("a.jsonl", texts(6000))
 
     def shards() -> list[Path]:
-        return list((tmp_path / "out").glob("shard-*.json"))
+        return list((project.out).glob("shard-*.json"))
 
     def terminated() -> tuple[int, str]:
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        total = begin(source, tiny_tokenizer, tmp_path / "out", shard_tokens=5000)
+        shutil.rmtree(project.out, ignore_errors=True)
+        total = begin(source, project.tokenizer, project.out, shard_tokens=5000)
         worker = subprocess.Popen(
-            arguments("work", tmp_path / "out", "--tasks", f"0-{total - 1}", "--name", "w"),
+            arguments("work", project.out, "--tasks", f"0-{total - 1}", "--name", "w"),
             env=environment(),
             stderr=subprocess.PIPE,
             text=True,
@@ -122,42 +113,37 @@ def test_sigterm_ends_a_worker_and_a_rerun_goes_on(tiny_tokenizer: Path, tmp_pat
     # Again where a busy machine brings the signal after the end.
     code, said = next((c, s) for c, s in (terminated() for _ in range(5)) if c)
     assert (code, said.strip().count("\n")) == (130, 0), said
-    assert [beat.state for beat in read_beats(Store(tmp_path / "out"), "w")] == ["interrupted"]
-    assert not list((tmp_path / "out").glob(".worker-*"))
-    made = make_dataset([source], tiny_tokenizer, tmp_path / "out", shard_tokens=5000)
+    assert [beat.state for beat in read_beats(Store(project.out), "w")] == ["interrupted"]
+    assert not list((project.out).glob(".worker-*"))
+    made = project.make([source], shard_tokens=5000)
     assert made.kept_shards >= 1
 
 
 def test_an_error_of_a_task_ends_the_worker_with_its_exit_code_and_reaches_its_heartbeat(
-    source: Path, tiny_tokenizer: Path, tmp_path: Path
+    source: Path, project: Project
 ) -> None:
-    total = begin(source, tiny_tokenizer, tmp_path / "out", **OPTIONS)
+    total = begin(source, project.tokenizer, project.out, **OPTIONS)
     source.write_bytes(source.read_bytes()[:-100])
-    failed = olm_data("work", tmp_path / "out", "--tasks", str(total - 1), "--name", "w")
+    failed = olm_data("work", project.out, "--tasks", str(total - 1), "--name", "w")
     assert failed.returncode == 4
     assert "changed while it was being read" in failed.stderr
-    (beat,) = read_beats(Store(tmp_path / "out"), "w")
+    (beat,) = read_beats(Store(project.out), "w")
     assert beat.state == "failed"
-    assert beat.error is not None
     error = beat.error.restored()
     assert isinstance(error, InputError)
     assert "changed" in error.what
 
 
-def test_tasks_that_do_not_exist_are_refused(
-    source: Path, tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    total = begin(source, tiny_tokenizer, tmp_path / "out", **OPTIONS)
+def test_tasks_that_do_not_exist_are_refused(source: Path, project: Project) -> None:
+    total = begin(source, project.tokenizer, project.out, **OPTIONS)
     with pytest.raises(UsageError, match=f"there is no task {total}"):
-        work(str(tmp_path / "out"), [total], workers=1, name="w", note=print)
+        work(str(project.out), [total], workers=1, name="w", note=print)
     with pytest.raises(InputError, match="there is no run") as caught:
-        work(str(tmp_path / "none"), [0], workers=1, name="w", note=print)
+        work(str(project / "none"), [0], workers=1, name="w", note=print)
     assert "olm-data tokenize" in str(caught.value.fix)
 
 
 # --- lists of tasks ----------------------------------------------------------------------------
-
-
 @given(st.sets(st.integers(0, 300)))
 def test_every_list_of_tasks_has_one_spelling(tasks: set[int]) -> None:
     spelled = spell_ranges(sorted(tasks))

@@ -9,8 +9,7 @@ from olm_data.tokenizer.byte_alphabet import byte_alphabet
 
 def test_each_byte_has_the_character_of_the_library() -> None:
     found = byte_alphabet()
-    assert sorted(found.values()) == list(range(256))
-    assert set(found) == set(ByteLevel.alphabet())
+    assert (sorted(found.values()), set(found)) == (list(range(256)), set(ByteLevel.alphabet()))
     split = ByteLevel(add_prefix_space=False, use_regex=False)
     text = "aé 🙂\n\x00"
     ((spelled, _),) = split.pre_tokenize_str(text)

@@ -16,7 +16,6 @@ from olm_data.tokenizer.probe_child import REFUSED, RUN, texts
 
 def tried(data: bytes, seconds: int = 20) -> subprocess.CompletedProcess[bytes]:
     found = find_spec("tokenizers")
-    assert found is not None
     assert found.origin is not None
     packages = str(Path(found.origin).parents[1])
     arguments = [sys.executable, "-I", str(CHILD), str(seconds), str(4 << 30), packages]

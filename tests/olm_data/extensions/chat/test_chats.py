@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,7 @@ def made_tokenizer(kind: str = "bytes") -> bytes:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=330,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=330, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(
         ["user assistant the quick brown fox, and so on.\n\n"] * 9, trainer
@@ -305,8 +304,27 @@ def rows_of(path: Path, rows: list[Any]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_rows_of_every_form_become_documents_and_drops_are_counted(tmp_path: Path) -> None:
+Tokenize = Callable[..., olm_data.Dataset]
+
+
+@pytest.fixture
+def tokenize(tmp_path: Path) -> Tokenize:
+    """A function that tokenises chats into `out`: those of `a.jsonl`, or of these files."""
     (tmp_path / "tok.json").write_bytes(JSON)
+    usual = {"tokenizer": tmp_path / "tok.json", "output": tmp_path / "out"}
+    usual |= {"format": "chat", "chat_template": "chatml", "eos": "<|endoftext|>"}
+
+    def made(*names: str, **options: Any) -> olm_data.Dataset:
+        given = {name: value for name, value in (usual | options).items() if value is not None}
+        inputs = [str(tmp_path / name) for name in names or ("a.jsonl",)]
+        return olm_data.tokenize(inputs, **given)
+
+    return made
+
+
+def test_rows_of_every_form_become_documents_and_drops_are_counted(
+    tokenize: Tokenize, tmp_path: Path
+) -> None:
     rows_of(
         tmp_path / "a.jsonl",
         [
@@ -327,17 +345,7 @@ def test_rows_of_every_form_become_documents_and_drops_are_counted(tmp_path: Pat
         file.write(b'{"messages": [{"role": "user", "content": "\xff"}]}\nnot json\n')
     pq.write_table(pa.table({"messages": [said("a", "b"), None]}), tmp_path / "b.parquet")
     (tmp_path / "c.json").write_text(json.dumps([{"messages": said("a", "b"), "id": "j"}]))
-    done = olm_data.tokenize(
-        [str(tmp_path / name) for name in ("a.jsonl", "b.parquet", "c.json")],
-        format="chat",
-        chat_template="chatml",
-        tokenizer=str(tmp_path / "tok.json"),
-        output=str(tmp_path / "out"),
-        eos="<|endoftext|>",
-        max_tokens=100,
-        max_bad=9,
-    )
-    dataset = olm_data.Dataset.open(tmp_path / "out")
+    dataset = tokenize("a.jsonl", "b.parquet", "c.json", max_tokens=100, max_bad=9)
     dropped = {"bad_chat": 3, "untrained": 1, "too_long": 1, "invalid_utf8": 1, "malformed": 1}
     assert dataset.manifest.dropped == dropped
     assert [d.id for d in dataset] == ["m", "p", "s", "l", None, "j"]
@@ -347,27 +355,17 @@ def test_rows_of_every_form_become_documents_and_drops_are_counted(tmp_path: Pat
         assert dataset.tokenizer.decode(document.tokens[document.trained]) == "b<|im_end|>"
     assert dataset.manifest.tokenized.chat.template == TEMPLATES["chatml"]
     assert (dataset.manifest.version, dataset.eos) == (2, None)
-    assert done is not None
 
 
-def test_holdout_shuffle_add_and_verify_know_the_labels(tmp_path: Path) -> None:
+def test_holdout_shuffle_add_and_verify_know_the_labels(tokenize: Tokenize, tmp_path: Path) -> None:
     from olm_data.extensions.verify.datasets import verify
 
-    (tmp_path / "tok.json").write_bytes(JSON)
     for name, first in (("a", 0), ("b", 50)):
         rows_of(
             tmp_path / f"{name}.jsonl",
             [{"messages": said(f"q{n}", f"a{n}" * (n % 5 + 1))} for n in range(first, first + 50)],
         )
-    common = {"format": "chat", "chat_template": "chatml", "tokenizer": str(tmp_path / "tok.json")}
-    olm_data.tokenize(
-        str(tmp_path / "a.jsonl"),
-        output=str(tmp_path / "out"),
-        eos="<|endoftext|>",
-        holdout=0.2,
-        shuffle_documents=True,
-        **common,
-    )
+    tokenize(holdout=0.2, shuffle_documents=True)
     assert run("add", tmp_path / "out", tmp_path / "b.jsonl").exit_code == 0
     found = []
     for folder in (tmp_path / "out", tmp_path / "out" / "validation"):
@@ -389,26 +387,16 @@ def test_holdout_shuffle_add_and_verify_know_the_labels(tmp_path: Path) -> None:
         assert trained == answer
 
 
-def test_what_has_no_meaning_for_chats_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tok.json").write_bytes(JSON)
+def test_what_has_no_meaning_for_chats_is_refused(tokenize: Tokenize, tmp_path: Path) -> None:
     rows_of(tmp_path / "a.jsonl", [{"messages": said("a", "b")}])
-
-    def tokenize(**options: Any) -> None:
-        chosen = {"format": "chat", "tokenizer": str(tmp_path / "tok.json"), "eos": "<|endoftext|>"}
-        olm_data.tokenize(
-            str(tmp_path / "a.jsonl"), output=str(tmp_path / "out"), **(chosen | options)
-        )
-
     with pytest.raises(UsageError, match="has no chat template"):
-        tokenize()
+        tokenize(chat_template=None)
     with pytest.raises(UsageError, match="chat_template"):
-        tokenize(format=None, chat_template="chatml")
+        tokenize(format=None)
     with pytest.raises(UsageError, match="is text"):
-        tokenize(chat_template="chatml", special="allow")
+        tokenize(special="allow")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TRIMMED}))
-    tokenize()
-    dataset = olm_data.Dataset.open(tmp_path / "out")
-    assert dataset[0].text.startswith("<|endoftext|><|h|>user<|/h|>")
+    assert tokenize(chat_template=None)[0].text.startswith("<|endoftext|><|h|>user<|/h|>")
 
 
 def test_a_batch_keeps_the_places_of_those_that_fail() -> None:
@@ -451,20 +439,10 @@ def test_flags_go_with_their_messages_when_turns_are_cut() -> None:
     assert runs(left) == ["f<|im_end|>"]
 
 
-def test_a_shard_whose_labels_were_lost_is_written_again(tmp_path: Path) -> None:
-    (tmp_path / "tok.json").write_bytes(JSON)
+def test_a_shard_whose_labels_were_lost_is_written_again(
+    tokenize: Tokenize, tmp_path: Path
+) -> None:
     rows_of(tmp_path / "a.jsonl", [{"messages": said("a", "b")}])
-
-    def tokenize() -> None:
-        olm_data.tokenize(
-            str(tmp_path / "a.jsonl"),
-            format="chat",
-            chat_template="chatml",
-            tokenizer=str(tmp_path / "tok.json"),
-            eos="<|endoftext|>",
-            output=str(tmp_path / "out"),
-        )
-
     tokenize()
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("shard-*")}
     (tmp_path / "out" / "shard-00000.labels.npy").unlink()

@@ -40,10 +40,7 @@ TALK = [
     {"role": "user", "content": "and"},
     {"role": "assistant", "content": "so on, é 世界"},
 ]
-THOUGHT = [
-    *TALK[:3],
-    {"role": "assistant", "reasoning_content": "let me see", "content": "so"},
-]
+THOUGHT = [*TALK[:3], {"role": "assistant", "reasoning_content": "let me see", "content": "so"}]
 CALL = {"type": "function", "id": "1", "function": {"name": "add", "arguments": {"a": 1}}}
 TOOLS = [
     TALK[0],

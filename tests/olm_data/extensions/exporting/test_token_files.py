@@ -9,13 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from support import exported
-from support.command import inside
+from support.command import Olm
 from support.small_datasets import random_shards, write_dataset
 
-from olm_data.errors import (
-    ConflictError,
-    InputError,
-)
+from olm_data.errors import ConflictError, InputError
 from olm_data.extensions.exporting import token_files
 from olm_data.extensions.exporting.export import export
 from olm_data.extensions.exporting.token_files import for_people
@@ -105,14 +102,12 @@ def test_one_megatron_prefix_holds_all_shards(tmp_path: Path, dtype: str) -> Non
     assert ends.tolist() == np.cumsum([len(ids) for ids in documents]).tolist()
 
 
-def test_a_merged_export_is_another_than_one_by_shards(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_merged_export_is_another_than_one_by_shards(tmp_path: Path, olm: Olm) -> None:
     write_dataset(tmp_path / "d", [[[1, 2]], [[3]]])
     words = ("export", tmp_path / "d", "--to", "megatron", "--merge", "--output", tmp_path / "out")
-    said = inside(capsys, *words)
+    said = olm(*words)
     assert f"--data-path {tmp_path / 'out'}/dataset" in said.stderr
-    assert "status     already there\n" in inside(capsys, *words).stdout
+    assert "status     already there\n" in olm(*words).stdout
     with pytest.raises(ConflictError):
         export(str(tmp_path / "d"), "megatron", str(tmp_path / "out"))
 

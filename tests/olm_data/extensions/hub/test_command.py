@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from support.command import inside
+from support.command import Olm
 from support.hub_stub import HubStub
-from support.tokenizing import make_dataset, texts, write_jsonl
+from support.project import Project
+from support.tokenizing import texts
 
 BOOKS = "hf://datasets/lab/books"
 
 
 def test_result_on_standard_output_and_the_rest_beside_it(
-    tmp_path: Path,
-    tiny_tokenizer: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, olm: Olm, project: Project
 ) -> None:
     from huggingface_hub import constants
 
-    source = write_jsonl(tmp_path / "books.jsonl", texts(20))
-    make_dataset([source], tiny_tokenizer, tmp_path / "books")
-    (tmp_path / "hub").mkdir()
+    source = project.write("books.jsonl", texts(20))
+    project.make([source], "books")
+    (project / "hub").mkdir()
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    with HubStub(tmp_path / "hub").running() as stub:
-        for name, value in stub.environment(tmp_path / "home").items():
+    with HubStub(project / "hub").running() as stub:
+        for name, value in stub.environment(project / "home").items():
             monkeypatch.setenv(name, value)
-        looked = inside(capsys, "push", tmp_path / "books", BOOKS, "--dry-run", "--licence", "mit")
-        said = inside(capsys, "push", tmp_path / "books", BOOKS, "--licence", "mit")
-        again = inside(capsys, "push", tmp_path / "books", BOOKS, "--json")
-        back = inside(capsys, "pull", BOOKS, tmp_path / "back")
+        looked = olm("push", project / "books", BOOKS, "--dry-run", "--licence", "mit")
+        said = olm("push", project / "books", BOOKS, "--licence", "mit")
+        again = olm("push", project / "books", BOOKS, "--json")
+        back = olm("pull", BOOKS, project / "back")
     assert looked.returncode == said.returncode == again.returncode == back.returncode == 0
     assert looked.stdout.splitlines()[0].endswith("  would push")
     assert said.stdout.splitlines()[0].endswith("  pushed")
@@ -40,5 +37,5 @@ def test_result_on_standard_output_and_the_rest_beside_it(
     assert result["status"] == "already there"
     assert f"next: olm-data pull {BOOKS}@{result['commit']} FOLDER" in said.stderr
     assert result["digest"] in back.stdout
-    card = (tmp_path / "hub/datasets/lab/books/README.md").read_text()
+    card = (project / "hub/datasets/lab/books/README.md").read_text()
     assert 'license: "mit"' in card

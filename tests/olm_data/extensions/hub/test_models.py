@@ -10,7 +10,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.command import arguments, environment, inside, olm_data
+from support.command import Olm, arguments, environment, olm_data
+from support.forged import flip
 from support.hub_commits import Answer
 from support.hub_stub import HubStub
 from support.polling import wait_until
@@ -104,9 +105,7 @@ def test_a_model_in_our_own_format_comes_back(hub: HubStub, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_damaged_model_is_not_sent(hub: HubStub, model: Path, name: str) -> None:
-    data = bytearray((model / name).read_bytes())
-    data[-1] ^= 1
-    (model / name).write_bytes(data)
+    flip(model / name)
     with pytest.raises(ValidationError, match=f"not those that were exported: {name}"):
         push(str(model), FIRST)
     (model / name).unlink()
@@ -284,7 +283,7 @@ def test_branches_and_private_repositories(hub: HubStub, model: Path, tmp_path: 
 
 
 def test_each_checkpoint_has_a_branch_of_its_own_beside_another_on_main(
-    hub: HubStub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: HubStub, model: Path, tmp_path: Path, olm: Olm
 ) -> None:
     push(str(model), FIRST)
     put_beside = {"theirs.txt": "dGhlaXJz"}
@@ -305,7 +304,7 @@ def test_each_checkpoint_has_a_branch_of_its_own_beside_another_on_main(
         pull(f"{FIRST}@{name}", str(tmp_path / f"back-{name}"))
         assert digests(tmp_path / f"back-{name}") == digests(folder)
     assert digests(at_hub(hub)) == on_main
-    said = inside(capsys, "push", later["step2"], FIRST, "--revision", "step1")
+    said = olm("push", later["step2"], FIRST, "--revision", "step1")
     assert said.returncode == 7, said.stderr
     assert "or to a new branch of this one: --revision NAME" in said.stderr
     same = push(str(model), FIRST, revision="v1")  # what main holds begins where main is
@@ -340,14 +339,12 @@ def test_a_repository_that_began_with_another_model_has_no_empty_branch(
     assert ("models/lab/first", "step1") not in hub.commits._heads
 
 
-def test_the_command_says_what_it_did(
-    hub: HubStub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = inside(capsys, "push", model, FIRST)
+def test_the_command_says_what_it_did(hub: HubStub, model: Path, tmp_path: Path, olm: Olm) -> None:
+    said = olm("push", model, FIRST)
     assert said.returncode == 0, said.stderr
     assert "kind        model\naddress     hf://lab/first\n" in said.stdout
     assert "next: olm-data pull hf://lab/first@" in said.stderr
-    said = inside(capsys, "pull", FIRST, tmp_path / "back", "--json")
+    said = olm("pull", FIRST, tmp_path / "back", "--json")
     assert json.loads(said.stdout)["kind"] == "model"
 
 

@@ -10,10 +10,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.command import arguments, environment, inside, olm_data
+from support.command import Olm, arguments, environment, olm_data
+from support.forged import flip
 from support.hub_commits import Answer
 from support.hub_stub import HubStub
-from support.tokenizing import digests, make_dataset, texts, write_jsonl
+from support.project import Project
+from support.tokenizing import digests, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, InputError, StorageError, UsageError, ValidationError
@@ -34,15 +36,13 @@ def test_a_dataset_comes_back_byte_for_byte_and_verifies(
     hub: HubStub, books: Path, tmp_path: Path
 ) -> None:
     done = push(str(books), BOOKS)
-    assert done.status == "pushed"
-    assert done.kept == 0
+    assert (done.status, done.kept) == ("pushed", 0)
     assert "job.json" in done.not_sent
     sent_bytes = "".join(data.decode(errors="replace") for data in there(hub).values())
     assert str(books.parent) not in sent_bytes  # nothing tells of this machine
     assert done.digest == Dataset.open(str(books)).digest
     back = pull(f"{BOOKS}@{done.commit}", str(tmp_path / "back"))
-    assert back.status == "pulled"
-    assert back.commit == done.commit
+    assert (back.status, back.commit) == ("pulled", done.commit)
     sent = {name for name in digests(books) if name not in done.not_sent}
     assert digests(tmp_path / "back") == {n: d for n, d in digests(books).items() if n in sent}
     assert "validation/manifest.json" in sent
@@ -117,38 +117,35 @@ def test_the_manifest_comes_in_the_last_commit(
 def test_a_damaged_dataset_is_not_sent(hub: HubStub, books: Path, tmp_path: Path) -> None:
     shutil.copytree(books, tmp_path / "books")
     shard = next((tmp_path / "books").glob("*.tokens.npy"))
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
+    flip(shard)
     with pytest.raises(ValidationError, match="damaged"):
         push(str(tmp_path / "books"), BOOKS)
     assert not (hub.root / "datasets").exists()
 
 
 def test_another_dataset_in_the_repository_stays_and_a_later_version_goes_over_an_earlier_one(
-    hub: HubStub, books: Path, tmp_path: Path, tiny_tokenizer: Path
+    hub: HubStub, books: Path, project: Project
 ) -> None:
-    other = write_jsonl(tmp_path / "other.jsonl", texts(20, 900))
-    make_dataset([other], tiny_tokenizer, tmp_path / "other", shard_tokens=500)
-    push(str(tmp_path / "other"), BOOKS)
+    other = project.write("other.jsonl", texts(20, 900))
+    project.make([other], "other", shard_tokens=500)
+    push(str(project / "other"), BOOKS)
     before = there(hub)
     with pytest.raises(ConflictError, match="another dataset"):
         push(str(books), BOOKS)
     assert push(str(books), BOOKS, revision="new").status == "pushed"  # a branch of its own
-    assert pull(f"{BOOKS}@new", str(tmp_path / "new")).digest == Dataset.open(str(books)).digest
+    assert pull(f"{BOOKS}@new", str(project / "new")).digest == Dataset.open(str(books)).digest
     with pytest.raises(InputError, match="no such revision"):
-        pull(f"{BOOKS}@none", str(tmp_path / "none"))
+        pull(f"{BOOKS}@none", str(project / "none"))
     with pytest.raises(ConflictError, match="or to a new branch of this one: --revision NAME"):
-        push(str(tmp_path / "other"), BOOKS, revision="new")
+        push(str(project / "other"), BOOKS, revision="new")
     assert there(hub) == before
-    more = write_jsonl(tmp_path / "more.jsonl", texts(20, 2000))
-    added = olm_data("add", tmp_path / "other", more)
-    assert added.returncode == 0, added.stderr
-    done = push(str(tmp_path / "other"), BOOKS)
+    more = project.write("more.jsonl", texts(20, 2000))
+    project.add(more, output="other")
+    done = push(str(project / "other"), BOOKS)
     assert done.kept > 0
-    back = pull(BOOKS, str(tmp_path / "back"))
-    assert back.digest == Dataset.open(str(tmp_path / "other")).digest
-    assert verify(str(tmp_path / "back")).ok
+    back = pull(BOOKS, str(project / "back"))
+    assert back.digest == project.open("other").digest
+    assert verify(str(project / "back")).ok
 
 
 @pytest.mark.parametrize("when", [pytest.param("verify", marks=pytest.mark.slow), "send"])
@@ -226,20 +223,20 @@ def test_an_address_that_cannot_be(
 
 
 def test_a_token_is_needed_and_never_shown(
-    hub: HubStub, books: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hub: HubStub, books: Path, monkeypatch: pytest.MonkeyPatch, olm: Olm
 ) -> None:
     hub.commits.token = "hf_" + "r" * 30
-    said = inside(capsys, "push", books, BOOKS)
+    said = olm("push", books, BOOKS)
     assert said.returncode == 6, said.stderr
     assert "hf auth login" in said.stderr
     wrong = "hf_abcdefghijklmnopqrstuvwxyz012345"
     monkeypatch.setenv("HF_TOKEN", wrong)
-    said = inside(capsys, "push", books, BOOKS)
+    said = olm("push", books, BOOKS)
     assert said.returncode == 6, said.stderr
     assert "refuses this user" in said.stderr
     assert wrong not in said.stderr + said.stdout
     monkeypatch.setenv("HF_TOKEN", hub.commits.token)
-    said = inside(capsys, "push", books, BOOKS)
+    said = olm("push", books, BOOKS)
     assert said.returncode == 0, said.stderr
     assert hub.commits.token not in said.stderr + said.stdout
     assert re.search(

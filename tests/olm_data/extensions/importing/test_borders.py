@@ -26,8 +26,7 @@ def test_ids_sources_and_lines_of_dolma_are_kept(files: Path, tmp_path: Path) ->
     for number in range(dataset.documents):
         document = dataset.document(number)
         line = document.columns["loc"]
-        assert document.id == f'id "{line - 1}", x'
-        assert document.columns["src"] == "a,b.jsonl.gz"
+        assert (document.id, document.columns["src"]) == (f'id "{line - 1}", x', "a,b.jsonl.gz")
         assert spec.decode(document.tokens[:-1]) == TEXTS[line - 1].strip()
         assert (document.input, document.position) == ("part-0-00000.npy", number)
 
@@ -158,6 +157,5 @@ def test_empty_documents_are_left_out_and_counted(tmp_path: Path) -> None:
     assert (done.documents, done.empty) == (2, 3)
     dataset = Dataset.open(done.output)
     assert [dataset.document(n).position for n in range(2)] == [1, 3]
-    assert dataset.manifest.dropped == {"empty": 3}
-    assert dataset.manifest.totals.documents_in == 5
+    assert (dataset.manifest.dropped, dataset.manifest.totals.documents_in) == ({"empty": 3}, 5)
     assert verify(done.output).ok

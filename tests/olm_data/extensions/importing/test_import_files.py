@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.command import inside
+from support.command import Olm
 from support.importing import EOS, SETS, TEXTS, TOKENIZER, decoded, make
 from support.small_datasets import mix_datasets
 from support.tokenizing import digests
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.errors import ConflictError, InputError, OlmError, UsageError
+from olm_data.errors import ConflictError, InputError, OlmError, UsageError, ValidationError
 from olm_data.extensions.importing.import_files import import_files
 from olm_data.extensions.verify.datasets import verify
 from olm_data.rows.reader import RowReader
@@ -93,7 +93,7 @@ def test_it_works_in_a_bucket(s3: dict[str, str], files: Path, tmp_path: Path) -
 
 
 def test_it_can_be_mixed_read_as_rows_counted_and_shown(
-    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    files: Path, tmp_path: Path, olm: Olm
 ) -> None:
     make([files / "megatron" / "uint16.bin"], tmp_path / "a")
     make([files / "dolma"], tmp_path / "b", dtype="uint16")
@@ -103,7 +103,7 @@ def test_it_can_be_mixed_read_as_rows_counted_and_shown(
     assert int(batch.input_ids.max()) == EOS
     assert (batch.labels[batch.input_ids == EOS] == -100).all()
     for words in (("stats", tmp_path / "b"), ("show", "document", tmp_path / "b", "0")):
-        said = inside(capsys, *words)
+        said = olm(*words)
         assert said.returncode == 0, said.stderr
     assert "a,b.jsonl.gz" in said.stdout
 
@@ -158,3 +158,26 @@ def test_inputs_and_outputs_that_make_no_sense_are_refused(
         make(inputs, out)
     assert type(caught.value) in (InputError, UsageError, ConflictError)
     assert not (out / "manifest.json").exists()
+
+
+# One pass over a token file: what cannot be its ids, or is not as it was, is refused.
+def test_what_changes_after_the_import_is_found(files: Path, tmp_path: Path) -> None:
+    make(files / "dolma", tmp_path / "out", dtype="uint16")
+    with open(files / "dolma" / "part-0-00000.npy", "r+b") as file:
+        file.seek(100)
+        file.write(b"\x01")
+    assert not verify(str(tmp_path / "out")).ok
+    with pytest.raises(ValidationError, match="have changed"):
+        Dataset.open(str(tmp_path / "out")).read(0, 100)
+
+
+def test_another_eos_than_the_files_is_refused_and_none_is_possible(
+    files: Path, tmp_path: Path
+) -> None:
+    inputs = files / "megatron" / "uint16.bin"
+    with pytest.raises(InputError, match="none of its 40 documents ends in the EOS id 64"):
+        make(inputs, tmp_path / "out", eos="a")
+    done = make(inputs, tmp_path / "out", eos="none")
+    assert done.digest is not None
+    assert Dataset.open(done.output).manifest.tokenizer.eos is None
+    assert verify(done.output).ok

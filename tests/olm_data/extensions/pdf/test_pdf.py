@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 from support.corpora import pdf
 from support.inputs import write
+from support.project import Project
 from support.reading import read_source
-from support.tokenizing import make_dataset, tokenized
+from support.tokenizing import tokenized
 
 pypdf = pytest.importorskip("pypdf", reason="the extra pdf is not installed")
 
 
-def test_pages_are_joined_and_their_places_kept(tmp_path: Path, tiny_tokenizer: Path) -> None:
-    path = write(tmp_path / "a.pdf", pdf(["first page", "second", ""]))
+def test_pages_are_joined_and_their_places_kept(project: Project) -> None:
+    path = write(project / "a.pdf", pdf(["first page", "second", ""]))
     read = read_source(str(path), keep=["pages", "page_starts"])
-    assert read.texts == ["first page\n\nsecond\n\n"]
-    assert read.ids == ["a.pdf"]
+    assert (read.texts, read.ids) == (["first page\n\nsecond\n\n"], ["a.pdf"])
     assert read.kept == [{"pages": 3, "page_starts": "[0,12,20]"}]
-    made = make_dataset([path], tiny_tokenizer, tmp_path / "out")
+    made = project.make([path])
     assert tokenized(made).libraries == (f"pypdf {pypdf.__version__}",)
 
 

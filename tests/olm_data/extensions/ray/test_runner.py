@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.command import olm_data
-from support.tokenizing import digests, make_dataset, texts, write_jsonl
+from support.project import Project
+from support.tokenizing import digests, texts, write_jsonl
 
 from olm_data.errors import InputError, StorageError
 from olm_data.extensions.ray.runner import RayRunner
@@ -23,7 +24,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_ray_tasks_give_the_bytes_of_a_local_run(
-    ray_cluster: None, source: Path, tiny_tokenizer: Path, tmp_path: Path
+    ray_cluster: None, source: Path, project: Project
 ) -> None:
     options: dict[str, Any] = {"shard_tokens": 300, "holdout": "1/8"}
     most = 0
@@ -37,18 +38,18 @@ def test_ray_tasks_give_the_bytes_of_a_local_run(
 
             super().run(job, tasks, total, **(callbacks | {"watch": watch}))
 
-    whole = make_dataset([source], tiny_tokenizer, tmp_path / "whole", **options)
+    whole = project.make([source], "whole", **options)
     runner = Watched(2)
-    made = make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=runner, **options)
+    made = project.make([source], runner=runner, **options)
     assert len(made.manifest.shards) > 5
     assert most <= 2  # whatever the number of tasks
     assert made.manifest.digest == whole.manifest.digest
-    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+    assert digests(project.out) == digests(project / "whole")
     assert (made.documents_now, made.tokens_now) == (whole.documents_now, whole.tokens_now)
 
 
 def test_an_error_of_a_task_comes_back_whole(
-    ray_cluster: None, source: Path, tiny_tokenizer: Path, tmp_path: Path
+    ray_cluster: None, source: Path, project: Project
 ) -> None:
     class Spoil(RayRunner):
         def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
@@ -56,23 +57,23 @@ def test_an_error_of_a_task_comes_back_whole(
             super().run(job, tasks, total, **callbacks)
 
     with pytest.raises(InputError, match="changed while it was being read") as caught:
-        make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Spoil(2))
+        project.make([source], runner=Spoil(2))
     assert caught.value.where == "a.jsonl"
     assert "in run" in str(caught.value.__cause__)
 
 
 def test_workers_are_the_clusters_cpus_unless_asked(
-    ray_cluster: None, source: Path, tiny_tokenizer: Path, tmp_path: Path
+    ray_cluster: None, source: Path, project: Project
 ) -> None:
     runner = RayRunner(None)
-    make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=runner)
+    project.make([source], runner=runner)
     assert runner.workers == 2
 
 
 def test_a_cluster_that_does_not_answer_is_an_error_for_the_user(
-    source: Path, tiny_tokenizer: Path, tmp_path: Path
+    source: Path, project: Project
 ) -> None:
-    words = ("--tokenizer", tiny_tokenizer, "--output", tmp_path / "out", "--encoder", "hf")
+    words = ("--tokenizer", project.tokenizer, "--output", project.out, "--encoder", "hf")
     address = ("--runner", "ray", "--ray-address", "not-an-address")
     failed = olm_data("tokenize", source, *words, *address)
     assert failed.returncode == StorageError.exit_code, failed.stderr

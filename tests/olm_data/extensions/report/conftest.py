@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.tokenizing import make_dataset, texts, write_jsonl
 
+from olm_data.extensions.report.write import write_report
 from olm_data.mixture.mix import mix
 from olm_data.run_log.run_folder import Sample
 
@@ -37,9 +38,25 @@ def lock(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path
     return Path(mix(str(folder / "manifest.yaml")).path)
 
 
+@pytest.fixture(scope="module")
+def alone(lock: Path) -> str:
+    """The report of the mixture, without a run."""
+    return write_report(str(lock), [], str(lock.with_name("r.html")), say=print).read_text()
+
+
+@pytest.fixture(scope="module")
+def whole(lock: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The report of the mixture with a run."""
+    run = write_run(tmp_path_factory.mktemp("whole") / "run")
+    return write_report(str(lock), [str(run)], str(run.with_name("r.html")), say=print).read_text()
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    folder = tmp_path / "run"
+    return write_run(tmp_path / "run")
+
+
+def write_run(folder: Path) -> Path:
     folder.mkdir()
     lines = [
         {

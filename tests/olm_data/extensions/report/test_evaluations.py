@@ -25,8 +25,7 @@ def entry(step: int, **results: dict[str, float | None]) -> Evaluation:
 
 def test_a_point_has_losses_bits_and_scores_apart() -> None:
     found = point(entry(5, web=dict(SET), downstream_arc=dict(TASK), empty={"CE loss": None}))
-    assert found.losses == {"web": 2.0}
-    assert found.bits == {"web": 1.25}
+    assert (found.losses, found.bits) == ({"web": 2.0}, {"web": 1.25})
     assert found.scores == {"downstream/arc": TaskScore("len_norm", 0.5, 0.0625)}
 
 
@@ -60,9 +59,7 @@ def watched(run: Path, step: int, **results: dict[str, float | None]) -> None:
     found.write(Store(str(run)).child(EVAL))
 
 
-def test_a_page_gets_what_watchers_found_at_its_step_once_the_log_is_there(
-    tmp_path: Path,
-) -> None:
+def test_a_page_gets_what_watchers_found_at_its_step_once_the_log_is_there(tmp_path: Path) -> None:
     steps = [{"step": n, "tokens": 8 * n, "rows": [n - 1, n], "train/CE loss": 5.0} for n in (1, 2)]
     write(tmp_path, *steps, {"step": 2, "eval": {"web": SET}})
     view = RunView(tmp_path, "run")
@@ -71,14 +68,12 @@ def test_a_page_gets_what_watchers_found_at_its_step_once_the_log_is_there(
     watched(tmp_path, 9, web={"CE loss": 1.0})  # of a step that the log has lost
     more = view.update(first.token)
     assert [each.step for each in more.evaluations] == [1]
-    assert more.words is not None
     assert [(row.name, row.step) for row in more.words.tasks] == [("downstream/arc", 1)]
     assert [row.step for row in more.words.sets] == [2, 2]
     assert ("bits/byte on web", "1.250") in more.words.facts
     assert ("downstream/arc: len_norm", "0.5000 ± 0.0625") in more.words.facts
     (tmp_path / EVAL / "step00000002.json").write_text("{")
     words = view.update(more.token).words
-    assert words is not None
     assert any("eval/step00000002.json" in text for text in words.notes)
     again = RunView(tmp_path, "run").update()
     assert sorted(each.step for each in again.evaluations) == [1, 2]

@@ -56,7 +56,6 @@ def test_what_is_new_is_brought_and_what_was_cut_goes(
         assert steps(view) == [1]
         assert view.update().token.split(".")[0] != generation
         words = view.update().words
-        assert words is not None
         assert [event.kind for event in words.events] == ["checkpoint"]
         assert "every 3600 s" in words.notes[0]
         files = {p.relative_to(tmp_path / "run").as_posix() for p in tmp_path.rglob("*.json*")}
@@ -72,9 +71,7 @@ def test_the_end_and_the_ledger_come_too(store: Store, tmp_path: Path) -> None:
         store.put(path.relative_to(here).as_posix(), path.read_bytes())
     with RemoteRun(store.root, tmp_path / "run", NEVER) as remote:
         update = RunView(tmp_path / "run", "run").update()
-        assert update.ledger is not None
         assert update.ledger.sources[0].losses == [3.0]
-        assert update.words is not None
         assert update.words.status.word == "failed"
         store.delete("ledger/step00000001-rank0000.parquet")
         remote.look()

@@ -7,16 +7,32 @@ import socket
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from olm_data.errors import InputError, ValidationError, printable
-from olm_data.extensions.report.run_view import RunView, encoded, open_views
+from olm_data.extensions.report.run_view import (
+    MOST_EVENTS,
+    RunView,
+    encoded,
+    events,
+    open_views,
+    shares,
+    status,
+)
 from olm_data.extensions.report.write import MOST_STEPS, frozen
 from olm_data.mixture.lock import Lock
 from olm_data.order.steps import order_digest
 from olm_data.rows.views import LockRows
-from olm_data.run_log.log import MetricsWriter, Start, Step, append_start
-from olm_data.run_log.run_folder import StepSamples, WrittenText, write_samples
+from olm_data.run_log.log import End, MetricsWriter, Start, Step, append_start
+from olm_data.run_log.run_folder import (
+    BadDocument,
+    BadRow,
+    BadStep,
+    StepSamples,
+    WrittenText,
+    write_samples,
+)
 
 
 def add(run: Path, *steps: int) -> None:
@@ -42,7 +58,6 @@ def test_a_page_gets_what_it_has_not_and_nothing_else(lock: Path, run: Path) -> 
     add(run, 6, 7)
     more = view.update(all_.token)
     assert (more.points.first, more.points.steps) == (4, [5, 6, 7])
-    assert more.words is not None
     assert more.words.step == 7
     part = view.update("", 2, 3)
     assert part.points.steps == [2, 3]
@@ -56,7 +71,6 @@ def test_texts_of_steps_are_sent_harmless_once_there_are_new_ones(lock: Path, ru
         texts = (WrittenText("p\x1b[2J", "t\u202e", "length"),)
         write_samples(run, StepSamples(step=step, texts=texts, temperature=0.8, top_k=50, seed=0))
     words = view.update(token).words
-    assert words is not None
     assert len(words.samples) == 12
     assert (words.samples[0].step, words.samples[-1].step) == (1, 39)
     shown = words.samples[0].texts[0]
@@ -66,13 +80,11 @@ def test_texts_of_steps_are_sent_harmless_once_there_are_new_ones(lock: Path, ru
 
 def test_the_mixture_drawn_so_far_is_that_of_the_rows_passed(lock: Path, run: Path) -> None:
     words = RunView(run, "run", str(lock)).update().words
-    assert words is not None
     drawn = {share.source: share for share in words.mixture}
     schedule = Lock.read(lock).schedule()
     for number, name in enumerate(schedule.names):
         count = int((schedule.locate(range(20)).source == number).sum())
-        assert drawn[name].tokens == 16 * count
-        assert drawn[name].drawn == count / 20
+        assert (drawn[name].tokens, drawn[name].drawn) == (16 * count, count / 20)
     assert drawn["a"].asked == 0.75  # of the stage `main`, which all 20 rows are of
     assert words.total == 0  # not known: the run has no line of its start
 
@@ -111,12 +123,10 @@ def test_without_its_lock_a_run_is_shown_without_documents(lock: Path, run: Path
     )
     append_start(run, start)
     words = RunView(run, "run", str(lock)).update().words
-    assert words is not None
     assert words.mixture == []
     assert any("another lock" in note for note in words.notes)
     append_start(run, msgspec.structs.replace(start, lock=Lock.read(lock).digest, time=2.0))
     words = RunView(run, "run", str(lock)).update().words
-    assert words is not None
     assert words.total == Lock.read(lock).total_rows // 4
 
 
@@ -154,7 +164,6 @@ def test_a_folder_that_is_moved_away_is_said_and_what_was_read_stays(lock: Path,
     run.rename(run.parent / "elsewhere")
     gone = view.update(there.token)
     assert not gone.reset
-    assert gone.words is not None
     assert gone.words.notes[0] == f"{printable(str(run))} is gone: this is what was read of it"
     (run.parent / "elsewhere").rename(run)
     back = view.update(gone.token)
@@ -180,7 +189,6 @@ def test_no_address_in_a_run_folder_is_asked(
         (run / "config.json").write_text(json.dumps(config))
         view = RunView(run, "run")
         words = view.update().words
-        assert words is not None
         assert any("which only you may open" in note for note in words.notes)
         with pytest.raises(InputError, match="give the lock yourself"):
             view.documents(1)
@@ -191,9 +199,78 @@ def test_no_address_in_a_run_folder_is_asked(
         (run / "config.json").write_text('{"data_loader": {"mixture": "m.lock.json"}}')
         view = RunView(run, "run")
         words = view.update().words
-        assert words is not None
         assert words.mixture
         with pytest.raises(InputError, match="source 'a' of its lock"):
             view.documents(1)
         with pytest.raises(BlockingIOError):
             server.accept()
+
+
+# What happened to a run is told in its order, and how it is now.
+def start(step: int, time: float, **more: object) -> Start:
+    plain = Start(
+        step=step,
+        rewound=0,
+        lock="f" * 64,
+        global_batch_size=64,
+        world_size=2,
+        skip=(),
+        time=time,
+        device="cpu",
+    )
+    return msgspec.structs.replace(plain, **more)
+
+
+def test_a_run_is_what_its_last_start_came_to() -> None:
+    starts, end = [start(0, 100.0)], End(step=9, time=200.0, reason="failed", by="OSError", why="x")
+    assert status(starts, [], 150.0, 160.0).word == "running"
+    assert status(starts, [], 150.0, 900.0).word == "silent"
+    failed = status(starts, [end], 150.0, 900.0)
+    assert (failed.word, failed.text) == ("failed", "failed by OSError at step 9: x")
+    assert status([*starts, start(9, 300.0)], [end], 310.0, 320.0).word == "running"
+
+
+def test_starts_ends_spikes_and_checkpoints_are_in_the_order_of_steps(tmp_path: Path) -> None:
+    (tmp_path / "step00000004").mkdir()
+    (tmp_path / "step00000004/manifest.json").write_text("{}")
+    (tmp_path / "step00000006").mkdir()  # no checkpoint without its manifest
+    piece = BadDocument(None, "<b>\x1b.txt", 1, "line", "s", 0, 0, 9)
+    bad = BadStep(step=5, loss="9.5", grad_norm="7.0", rows=[BadRow(1, "m", "web", [piece])])
+    bad.write(tmp_path / "spike-step00000005.json")
+    (tmp_path / "bad-step00000007.json").write_text("{")
+    notes: list[str] = []
+    changed = start(4, 300.0, rewound=3, changes=("lr: 1 -> 2",))
+    end = End(step=8, time=400.0, reason="finished")
+    found, earlier = events(tmp_path, [start(0, 100.0), changed], [end], notes)
+    assert [(e.kind, e.step) for e in found] == [
+        ("start", 0), ("start", 4), ("checkpoint", 4), ("spike", 5), ("bad", 7), ("end", 8),
+    ]  # fmt: skip
+    texts = [e.text for e in found]
+    assert texts[1] == "start on 2 x cpu, from step 4, 3 steps lost, lr: 1 -> 2"
+    assert texts[3] == "loss 9.5, gradient norm 7.0; web <b>\\x1b.txt line 1"
+    assert "bad-step00000007.json cannot be read" in notes[0]
+    assert earlier == 0
+
+
+def test_many_events_are_the_latest_and_a_count(tmp_path: Path) -> None:
+    found, earlier = events(tmp_path, [start(n, float(n)) for n in range(MOST_EVENTS + 7)], [], [])
+    assert (len(found), earlier, found[0].step) == (MOST_EVENTS, 7, 7)
+
+
+# The mixture so far is counted over the stages, without the rows left out.
+def test_what_was_asked_for_follows_the_stages(lock: Path) -> None:
+    mixture = Lock.read(lock)
+    schedule = mixture.schedule()
+    found = {share.source: share for share in shares(mixture, schedule, 25, [(2, 5), (30, 40)])}
+    kept = np.r_[0:2, 5:25]
+    count = np.bincount(schedule.locate(kept).source, minlength=2)
+    assert found["a"].drawn == pytest.approx(count[0] / 22)
+    assert found["b"].tokens == 16 * count[1]
+    # 20 rows of `main` at 3:1, then 5 of `anneal`, which is all b
+    assert found["a"].asked == pytest.approx(15 / 25)
+    assert found["b"].asked == pytest.approx(10 / 25)
+
+
+def test_a_run_without_a_row_has_drawn_nothing(lock: Path) -> None:
+    mixture = Lock.read(lock)
+    assert all(share.drawn == 0 for share in shares(mixture, mixture.schedule(), 0, []))

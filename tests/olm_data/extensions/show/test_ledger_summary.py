@@ -27,8 +27,7 @@ def run(tmp_path: Path) -> Path:
 def test_never_learned_and_memorised(run: Path) -> None:
     view = summarise(run, 1)
     assert (view.first, view.last, view.missing, view.pieces) == (1, 10, 0, 20)
-    assert view.labels == 400
-    assert view.repeated == 5
+    assert (view.labels, view.repeated) == (400, 5)
     (stayed,), (dropped,) = view.never_learned, view.memorised
     mean = (4.0 + 0.5 + 3 * 3.0) / 5
     assert (stayed.address, stayed.epochs, stayed.first, stayed.last) == ("web:0", 2, 4.0, 4.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tokenizing import make_dataset, write_jsonl
+from support.project import Project
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.extensions.show.documents import Query, show_documents
@@ -20,11 +20,11 @@ def documents(two_sources: Path, *, most: int | None = None, **query: Any) -> li
     return show_documents(Dataset.open(str(two_sources)), Query(most=most, **query))
 
 
-def test_text_and_ids_cannot_forge_the_view(tiny_tokenizer: Path, tmp_path: Path) -> None:
+def test_text_and_ids_cannot_forge_the_view(project: Project) -> None:
     text = "a\n-- document 7  id forged\x1b[2J\r\u202e\nend"
-    (tmp_path / "a.jsonl").write_text(json.dumps({"id": "x\n\x1b[31m", "text": text}) + "\n")
-    make_dataset([tmp_path / "a.jsonl"], tiny_tokenizer, tmp_path / "out", id_column="id")
-    shown = render(documents(tmp_path / "out", address="0")[0])
+    (project / "a.jsonl").write_text(json.dumps({"id": "x\n\x1b[31m", "text": text}) + "\n")
+    project.make([project / "a.jsonl"], id_column="id")
+    shown = render(documents(project.out, address="0")[0])
     assert "\x1b" not in shown
     assert "\r" not in shown
     assert "\u202e" not in shown
@@ -34,24 +34,22 @@ def test_text_and_ids_cannot_forge_the_view(tiny_tokenizer: Path, tmp_path: Path
     assert "   | -- document 7" in shown
 
 
-def test_long_text_is_cut_unless_asked_for(tiny_tokenizer: Path, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", ["word " * 1000])
-    make_dataset([source], tiny_tokenizer, tmp_path / "out")
-    (view,) = documents(tmp_path / "out")
+def test_long_text_is_cut_unless_asked_for(project: Project) -> None:
+    source = project.write("a.jsonl", ["word " * 1000])
+    project.make([source])
+    (view,) = documents(project.out)
     assert "3,800 more characters" in render(view)
     assert render(view, full=True).count("word") == 1000
 
 
-def test_a_long_document_is_shown_around_the_hit_only_unless_asked_for(
-    tiny_tokenizer: Path, tmp_path: Path
-) -> None:
+def test_a_long_document_is_shown_around_the_hit_only_unless_asked_for(project: Project) -> None:
     text = "word " * 2000 + "needle " + "word " * 2000
-    make_dataset([write_jsonl(tmp_path / "a.jsonl", [text])], tiny_tokenizer, tmp_path / "out")
-    (view,) = documents(tmp_path / "out", text="needle")
+    project.make([project.write("a.jsonl", [text])])
+    (view,) = documents(project.out, text="needle")
     assert "needle" in view.text
     assert view.stop - view.start < 120
     assert f"tokens {view.start:,} to {view.stop:,} of {view.tokens:,}" in render(view)
-    (view,) = documents(tmp_path / "out", text="needle", full=True)
+    (view,) = documents(project.out, text="needle", full=True)
     assert view.text == text
 
 
@@ -70,10 +68,8 @@ def test_colours_add_codes_and_nothing_else(number: int, two_sources: Path) -> N
     assert painted.count("226mo\x1b[0m") == view.text.count("o")
 
 
-def test_special_tokens_inside_a_document_are_red(tiny_tokenizer: Path, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", ["one <|endoftext|> two"])
-    make_dataset([source], tiny_tokenizer, tmp_path / "out", special="allow")
-    (view,) = documents(tmp_path / "out", address="0")
-    assert "\x1b[1;97;41m<|endoftext|>\x1b[0m" in render(
-        view, Dataset.open(str(tmp_path / "out")).tokenizer
-    )
+def test_special_tokens_inside_a_document_are_red(project: Project) -> None:
+    source = project.write("a.jsonl", ["one <|endoftext|> two"])
+    project.make([source], special="allow")
+    (view,) = documents(project.out, address="0")
+    assert "\x1b[1;97;41m<|endoftext|>\x1b[0m" in render(view, project.open().tokenizer)

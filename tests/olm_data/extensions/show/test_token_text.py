@@ -23,7 +23,6 @@ def test_the_texts_of_tokens_make_the_decoded_text_whatever_the_ids(
     ids: list[int], spec: TokenizerSpec
 ) -> None:
     table = token_bytes(spec)
-    assert table is not None
     texts = token_texts(spec, ids, table)
     assert len(texts) == len(ids)
     assert "".join(texts) == spec.decode(ids)

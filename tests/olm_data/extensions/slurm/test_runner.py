@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from support.command import arguments, environment
+from support.project import Project
 from support.slurm import MAX_ARRAY_SIZE, Cluster
-from support.tokenizing import digests, make_dataset, texts, write_jsonl
+from support.tokenizing import digests, texts, write_jsonl
 
 from olm_data.dataset.plan import parse_tasks
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError
@@ -58,7 +59,6 @@ def start(words: list[str], folder: Path) -> subprocess.Popen[str]:
 
 def read_until(process: subprocess.Popen[str], words: str) -> str:
     """Read the standard error of a process until a line with `words`; return that line."""
-    assert process.stderr is not None
     seen = ""
     for line in process.stderr:
         seen += line
@@ -68,48 +68,46 @@ def read_until(process: subprocess.Popen[str], words: str) -> str:
 
 
 # --- on a cluster ------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_more_tasks_than_an_array_may_have_give_the_bytes_of_a_local_run(
-    slurm: Cluster, source: Path, tiny_tokenizer: Path, tmp_path: Path
+    slurm: Cluster, source: Path, project: Project
 ) -> None:
     log = io.StringIO()
     options: dict[str, Any] = {"shard_tokens": 300, "holdout": "1/8", "log": log}
-    whole = make_dataset([source], tiny_tokenizer, tmp_path / "whole", **options)
-    runner = SlurmRunner(4, options=["time=5"], logs=tmp_path / "logs")
-    made = make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=runner, **options)
+    whole = project.make([source], "whole", **options)
+    runner = SlurmRunner(4, options=["time=5"], logs=project / "logs")
+    made = project.make([source], runner=runner, **options)
     assert len(made.manifest.shards) > MAX_ARRAY_SIZE
     assert f"in {MAX_ARRAY_SIZE} elements" in log.getvalue()
     assert made.manifest.digest == whole.manifest.digest
-    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+    assert digests(project.out) == digests(project / "whole")
     assert (made.documents_now, made.tokens_now) == (whole.documents_now, whole.tokens_now)
-    assert len(list((tmp_path / "logs").iterdir())) == MAX_ARRAY_SIZE
+    assert len(list((project / "logs").iterdir())) == MAX_ARRAY_SIZE
 
 
 @pytest.mark.slow
 def test_a_command_that_was_killed_leaves_its_array_and_the_next_one_follows_it(
-    slurm: Cluster, source: Path, tiny_tokenizer: Path, tmp_path: Path
+    slurm: Cluster, source: Path, project: Project
 ) -> None:
-    words = command(source, tiny_tokenizer, tmp_path / "out", *HELD)
-    first = start(words, tmp_path)
+    words = command(source, project.tokenizer, project.out, *HELD)
+    first = start(words, project.folder)
     job = read_until(first, "Slurm job").split()[2].rstrip(":")
     first.kill()
     first.communicate()
-    second = start(words, tmp_path)
+    second = start(words, project.folder)
     assert f"Slurm job {job} " in read_until(second, "following it")
     slurm.run("scontrol", "release", job)
     _, said = second.communicate()
     assert second.returncode == 0, said
     assert "Slurm job" not in said.replace(f"Slurm job {job} waits", "")  # none was submitted
-    make_dataset([source], tiny_tokenizer, tmp_path / "whole", shard_tokens=1000)
-    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+    project.make([source], "whole", shard_tokens=1000)
+    assert digests(project.out) == digests(project / "whole")
 
 
 def test_an_interrupted_command_cancels_its_array(
-    slurm: Cluster, source: Path, tiny_tokenizer: Path, tmp_path: Path
+    slurm: Cluster, source: Path, project: Project
 ) -> None:
-    parent = start(command(source, tiny_tokenizer, tmp_path / "out", *HELD), tmp_path)
+    parent = start(command(source, project.tokenizer, project.out, *HELD), project.folder)
     read_until(parent, "waits: JobHeldUser")
     parent.send_signal(signal.SIGINT)
     _, said = parent.communicate()
@@ -119,54 +117,48 @@ def test_an_interrupted_command_cancels_its_array(
 
 
 def test_an_error_of_a_task_comes_back_and_ends_the_array(
-    slurm: Cluster, source: Path, tiny_tokenizer: Path, tmp_path: Path
+    slurm: Cluster, source: Path, project: Project
 ) -> None:
     class Spoil(SlurmRunner):
         def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
             source.write_bytes(source.read_bytes()[:-100])
             super().run(job, tasks, total, **callbacks)
 
-    runner = Spoil(1, logs=tmp_path / "logs")
+    runner = Spoil(1, logs=project / "logs")
     with pytest.raises(InputError, match="changed while it was being read") as caught:
-        make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=runner, shard_tokens=4000)
+        project.make([source], runner=runner, shard_tokens=4000)
     assert caught.value.where == "a.jsonl"
     slurm.run("scontrol", "ping")
     assert "PENDING" not in slurm.run("squeue", "-h", "-o", "%T")
 
 
 def test_jobs_that_end_without_a_task_done_are_an_error_with_their_log(
-    slurm: Cluster,
-    source: Path,
-    tiny_tokenizer: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    slurm: Cluster, source: Path, monkeypatch: pytest.MonkeyPatch, project: Project
 ) -> None:
-    broken = tmp_path / "broken python"
+    broken = project / "broken python"
     broken.write_text("#!/bin/sh\necho 'no such environment on this node'\nexit 1\n")
     broken.chmod(0o755)
     log = io.StringIO()
     monkeypatch.setattr(sys, "executable", str(broken))
-    runner = SlurmRunner(1, logs=tmp_path / "logs", retries=1)
+    runner = SlurmRunner(1, logs=project / "logs", retries=1)
     with pytest.raises(ResourceError, match="ended the job of task 0 2 times") as caught:
-        make_dataset(
-            [source], tiny_tokenizer, tmp_path / "out", runner=runner, shard_tokens=4000, log=log
-        )
+        project.make([source], runner=runner, shard_tokens=4000, log=log)
     assert log.getvalue().count("trying them again") == 1
     assert "no such environment" in str(caught.value.why)
-    assert str(tmp_path / "logs") in str(caught.value.where)
+    assert str(project / "logs") in str(caught.value.where)
 
 
 def test_what_slurm_refuses_is_said_in_its_words(
-    slurm: Cluster, source: Path, tiny_tokenizer: Path, tmp_path: Path
+    slurm: Cluster, source: Path, project: Project
 ) -> None:
-    runner = SlurmRunner(1, options=["partition=nowhere"], logs=tmp_path / "logs")
+    runner = SlurmRunner(1, options=["partition=nowhere"], logs=project / "logs")
     with pytest.raises(UsageError, match="refused") as caught:
-        make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=runner)
+        project.make([source], runner=runner)
     assert "partition" in str(caught.value.why)
 
 
 def test_an_array_of_other_work_on_the_same_output_is_a_conflict(
-    slurm: Cluster, source: Path, tiny_tokenizer: Path, tmp_path: Path
+    slurm: Cluster, source: Path, project: Project
 ) -> None:
     class Rival(SlurmRunner):
         def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
@@ -175,21 +167,17 @@ def test_an_array_of_other_work_on_the_same_output_is_a_conflict(
             super().run(job, tasks, total, **callbacks)
 
     with pytest.raises(ConflictError, match="another run") as caught:
-        make_dataset(
-            [source], tiny_tokenizer, tmp_path / "out", runner=Rival(1, logs=tmp_path / "logs")
-        )
+        project.make([source], runner=Rival(1, logs=project / "logs"))
     assert "scancel" in str(caught.value.fix)
 
 
 # --- without one -------------------------------------------------------------------------------
-
-
 def test_without_slurm_the_command_says_what_is_missing(
-    source: Path, tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, monkeypatch: pytest.MonkeyPatch, project: Project
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(project.folder))
     with pytest.raises(ResourceError, match="there is no squeue on this machine"):
-        make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=SlurmRunner(1))
+        project.make([source], runner=SlurmRunner(1))
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,7 @@ from olm_data.extensions.slurm import runner as slurm
 def test_options_that_are_none_or_not_the_users_are_refused(word: str) -> None:
     with pytest.raises(UsageError, match="--slurm"):
         slurm.sbatch_options([word])
-    assert slurm.sbatch_options(["time=1:00", "exclusive"]) == [
-        "--time=1:00",
-        "--exclusive",
-    ]
+    assert slurm.sbatch_options(["time=1:00", "exclusive"]) == ["--time=1:00", "--exclusive"]
 
 
 @pytest.fixture
@@ -47,7 +44,6 @@ def test_the_elements_of_an_array_run_or_wait_for_a_reason(commands: Path) -> No
 def test_a_job_that_slurm_forgot_has_ended_and_silence_is_no_answer(commands: Path) -> None:
     script(commands, "squeue", "echo 'Invalid job id specified' >&2; exit 1")
     found = slurm.state("1")
-    assert found is not None
     assert found.ended
     script(commands, "squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
     assert slurm.state("1") is None

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from support.tokenizing import make_dataset, texts, write_jsonl
+from support.project import Project
+from support.tokenizing import texts
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.extensions.stats.count import EXTREME_BYTES, Stats, collect
@@ -40,8 +41,7 @@ def test_totals_are_the_manifest_s(stats: Stats, folder: Path) -> None:
         totals.tokens,
         totals.text_bytes,
     )
-    assert stats.documents_in == 224
-    assert stats.dropped == {"empty": 2}
+    assert (stats.documents_in, stats.dropped) == (224, {"empty": 2})
     assert stats.other_split == 222 - stats.documents > 0
     assert stats.tokens_per_byte == totals.tokens / totals.text_bytes
 
@@ -53,14 +53,12 @@ def test_inputs_have_their_documents_tokens_bytes_drops_and_held_out(
     assert stats.more is None
     for index, item in enumerate(stats.inputs):
         mine = rows["input"].to_numpy() == index
-        assert item.documents == mine.sum()
-        assert item.tokens == lengths[mine].sum()
+        assert (item.documents, item.tokens) == (mine.sum(), lengths[mine].sum())
         assert item.text_bytes == rows["text_bytes"].to_numpy()[mine].sum()
     assert [item.dropped for item in stats.inputs] == [{"empty": 2}, {}]
     assert sum(item.held_out for item in stats.inputs) == stats.other_split
     one = collect(stats.target, top=1)
     assert [item.path for item in one.inputs] == ["a.parquet"]
-    assert one.more is not None
     assert (one.more.documents, one.more.tokens) == (
         stats.inputs[1].documents,
         stats.inputs[1].tokens,
@@ -127,8 +125,8 @@ def test_the_held_out_split_has_statistics_of_its_own(folder: Path) -> None:
 
 
 def test_a_jsonl_dataset_without_columns_and_long_documents_has_statistics(
-    tiny_tokenizer: Path, tmp_path: Path
+    project: Project,
 ) -> None:
-    make_dataset([write_jsonl(tmp_path / "a.jsonl", ["x", "y z"])], tiny_tokenizer, tmp_path / "o")
-    stats = collect(str(tmp_path / "o"))
+    project.make([project.write("a.jsonl", ["x", "y z"])], "o")
+    stats = collect(str(project / "o"))
     assert (stats.columns, stats.few, stats.many) == ([], [], [])

@@ -45,8 +45,7 @@ def test_csv_rows_that_are_no_rows_are_counted_with_their_bytes(tmp_path: Path) 
     )
     path = write(tmp_path / "a.csv", content)
     read = read_source(path)
-    assert read.texts == ["one", 'fo"ur\r\nlines', "last"]
-    assert read.ids == ["1", "4", "7"]
+    assert (read.texts, read.ids) == (["one", 'fo"ur\r\nlines', "last"], ["1", "4", "7"])
     assert sorted(read.reasons, key=lambda pair: pair[1]) == [
         ("malformed", 1),
         ("malformed", 2),
@@ -54,8 +53,7 @@ def test_csv_rows_that_are_no_rows_are_counted_with_their_bytes(tmp_path: Path) 
         ("invalid_utf8", 5),
     ]
     raws = {drop.position: drop.raw for drop in read.drops}
-    assert raws[2] == b"3,three,more\r\n"
-    assert raws[5] == b"b\xffad"
+    assert (raws[2], raws[5]) == (b"3,three,more\r\n", b"b\xffad")
     assert read_source(path, on_invalid="replace").texts[2] == "b\ufffdad"
 
 

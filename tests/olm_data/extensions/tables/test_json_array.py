@@ -48,8 +48,7 @@ def test_a_json_array_is_read_as_the_same_json_lines(
 def test_elements_that_are_no_records_are_counted_with_their_bytes(tmp_path: Path) -> None:
     content = b'[{"text": "one"}, 3, "x", {"text": null}, [1], {"text": oops}, {"text": "two"}]\n'
     read = read_source(write(tmp_path / "a.json", content))
-    assert read.texts == ["one", "two"]
-    assert read.places == [("a.json", 0), ("a.json", 6)]
+    assert (read.texts, read.places) == (["one", "two"], [("a.json", 0), ("a.json", 6)])
     kinds = ["malformed", "malformed", "no_text", "malformed", "malformed"]
     assert read.reasons == list(zip(kinds, range(1, 6), strict=True))
     assert read.drops[4].raw == b'{"text": oops}'

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command import inside
+from support.command import Olm
 from support.reading import resolve_source
 
 from olm_data.errors import ConflictError, InputError, UsageError
@@ -93,6 +93,6 @@ def test_what_cannot_be_trained_is_refused_and_writes_nothing(text: Path, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
 
 
-def test_a_vocabulary_has_a_largest_size(capsys: pytest.CaptureFixture[str]) -> None:
-    said = inside(capsys, "train-tokenizer", "a.txt", "--vocab-size", "9" * 20)
+def test_a_vocabulary_has_a_largest_size(olm: Olm) -> None:
+    said = olm("train-tokenizer", "a.txt", "--vocab-size", "9" * 20)
     assert (said.returncode, "Traceback" in said.stderr) == (2, False)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.command import olm_data
+from support.command import Olm
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
@@ -83,7 +83,9 @@ def test_inputs_that_moved_are_found_by_the_end_of_their_path(
     assert deep(dataset, moved).unproved == []
 
 
-def test_gone_and_changed_inputs_are_listed_and_are_no_findings(dataset: Path, text: Path) -> None:
+def test_gone_and_changed_inputs_are_listed_and_are_no_findings(
+    olm: Olm, dataset: Path, text: Path
+) -> None:
     (text / "b.jsonl.gz").unlink()
     data = (text / "a.jsonl").read_bytes()
     (text / "a.jsonl").write_bytes(data.replace(b"1: import os", b"1: import sO"))
@@ -93,7 +95,7 @@ def test_gone_and_changed_inputs_are_listed_and_are_no_findings(dataset: Path, t
     changed = next(line for line in report.unproved if line.startswith("a.jsonl"))
     assert " documents compared have another text now, the first at " in changed
     assert "a.jsonl, byte " in changed
-    done = olm_data("verify", dataset, "--deep", "--root", text, "--sample", "99%")
+    done = olm("verify", dataset, "--deep", "--root", text, "--sample", "99%")
     assert done.returncode == 4
     assert "unproved      b.jsonl.gz: gone" in done.stdout
 

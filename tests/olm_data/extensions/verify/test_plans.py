@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.forged import flip
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.extensions.verify.datasets import verify
@@ -22,11 +23,6 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path
     make_dataset([source], tiny_tokenizer, folder / "out", shard_tokens=300, holdout="1/5")
     assert verify(str(folder / "out")).ok
     return folder / "out"
-
-
-@pytest.fixture
-def dataset(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "out"))
 
 
 @pytest.mark.parametrize("name", ["plan.json", "job.json", "shard-00000.json"])
@@ -47,9 +43,7 @@ def test_s7_a_damaged_record_does_not_hide_the_findings_behind_it(dataset: Path)
         data = (dataset / name).read_bytes()
         (dataset / name).write_bytes(b"[" + data[1:])
     tokens = dataset / "shard-00000.tokens.npy"
-    data = bytearray(tokens.read_bytes())
-    data[-1] ^= 1
-    tokens.write_bytes(data)
+    flip(tokens)
     found = {Path(finding.file).name for finding in verify(str(dataset)).findings}
     assert {"shard-00000.json", "shard-00001.json", "shard-00000.tokens.npy"} <= found
 

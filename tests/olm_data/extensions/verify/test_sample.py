@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
+from support.forged import flip
 from support.small_datasets import write_dataset
 from support.tokenizing import make_dataset, texts, write_jsonl
 
@@ -30,11 +30,6 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path
     source = write_jsonl(folder / "a.jsonl", texts(300))
     make_dataset([source], tiny_tokenizer, folder / "out", shard_tokens=300, holdout="1/8")
     return folder / "out"
-
-
-@pytest.fixture
-def dataset(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "out"))
 
 
 shares = st.fractions(Fraction(1, 1000), 1)
@@ -83,9 +78,7 @@ def test_every_flipped_block_is_found_by_some_seed_and_never_by_a_sample_that_le
     dataset: Path,
 ) -> None:
     path = dataset / "shard-00003.tokens.npy"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip(path)
     manifest = Dataset.open(str(dataset)).manifest
     found = set()
     for seed in range(6):

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.forged import fields, rewrite
-from support.tokenizing import make_dataset, write_jsonl
+from support.project import Project
 
 from olm_data.extensions.verify.datasets import verify
 
@@ -89,11 +89,9 @@ def test_a_document_of_the_other_split_is_found(dataset: Path, tmp_path: Path) -
     assert any("validation split" in field for _, field in fields(verify(str(dataset))))
 
 
-def test_eos_ids_inside_documents_are_counted_and_no_fault(
-    tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", ["one <|endoftext|> two", "three"])
-    make_dataset([source], tiny_tokenizer, tmp_path / "out", special="allow")
-    report = verify(str(tmp_path / "out"))
+def test_eos_ids_inside_documents_are_counted_and_no_fault(project: Project) -> None:
+    source = project.write("a.jsonl", ["one <|endoftext|> two", "three"])
+    project.make([source], special="allow")
+    report = verify(str(project.out))
     assert report.ok
     assert any("1 EOS ids stand inside documents" in note for note in report.notes)

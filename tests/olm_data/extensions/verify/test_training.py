@@ -88,8 +88,7 @@ def test_accounts_are_those_of_counting_row_by_row(lock: Lock, data: st.DataObje
     steps = steps_of(lock, data.draw(st.integers(0, kept.count // BATCH)), skip)
     found = verified(lock, steps, start(lock, skip))
     assert found.agrees, found.problems
-    assert found.steps == len(steps)
-    assert found.tokens == len(steps) * BATCH * S
+    assert (found.steps, found.tokens) == (len(steps), len(steps) * BATCH * S)
 
     reached = steps[-1].rows[1] if steps else 0
     left_out = {row for a, b in kept.skip for row in range(a, min(b, reached))}
@@ -108,8 +107,7 @@ def test_accounts_are_those_of_counting_row_by_row(lock: Lock, data: st.DataObje
     for account in found.accounts:
         key = (account.stage, account.source, account.epoch)
         assert (account.due, account.skipped) == (due[key], skipped[key])
-        assert account.trained == due[key] - skipped[key]
-        assert account.difference == 0
+        assert (account.trained, account.difference) == (due[key] - skipped[key], 0)
 
 
 Change = Callable[[list[Step], Callable[..., Step]], Any]

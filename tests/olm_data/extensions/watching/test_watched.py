@@ -69,8 +69,7 @@ def test_what_is_malformed_is_named(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(ValidationError, match="damaged"):
         read_watched(Store(str(tmp_path)).child(EVAL), "step00000012.json")
     tail = WatchedTail(tmp_path)
-    assert tail.read() == []
-    assert list(tail.wrong) == ["step00000012.json"]
+    assert (tail.read(), list(tail.wrong)) == ([], ["step00000012.json"])
 
 
 def test_a_reader_gets_what_is_new_or_was_written_anew(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from support.corpora import page, record, response
 from support.inline_runner import InlineRunner
 from support.inputs import write
+from support.project import Project
 from support.reading import read_source
-from support.tokenizing import digests, make_dataset, tokenized
+from support.tokenizing import digests, tokenized
 
 from olm_data.errors import ConflictError, InputError
 from olm_data.sources import readers
@@ -29,8 +30,7 @@ def test_a_page_is_its_main_text_in_its_charset(charset: str, tmp_path: Path) ->
     write(tmp_path / "b.htm.gz", gzip.compress(page("Other text here.").encode()))
     read = read_source(str(tmp_path), keep=["title"])
     assert read.texts == [f"A title\n\n{TEXT}", "A title\n\nOther text here."]
-    assert read.ids == ["a.html", "b.htm.gz"]
-    assert read.kept == [{"title": "A title"}] * 2
+    assert (read.ids, read.kept) == (["a.html", "b.htm.gz"], [{"title": "A title"}] * 2)
 
 
 def test_bad_bytes_go_the_way_of_text_that_is_not_utf8(tmp_path: Path) -> None:
@@ -70,14 +70,11 @@ def test_an_archive_gives_its_pages_and_counts_all_else(archive: Path) -> None:
         "date": "2026-01-02T03:04:05+00:00",
         "title": "T3",
     }
-    assert read.skipped == {"no_html": 42}
-    assert read.reasons == [("malformed", 82)]
+    assert (read.skipped, read.reasons) == ({"no_html": 42}, [("malformed", 82)])
 
 
-def test_a_limit_counts_nothing_behind_it(
-    archive: Path, tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    made = make_dataset([archive], tiny_tokenizer, tmp_path / "out", limit=5)
+def test_a_limit_counts_nothing_behind_it(archive: Path, project: Project) -> None:
+    made = project.make([archive], limit=5)
     assert (made.manifest.totals.documents, made.manifest.dropped) == (5, {"no_html": 6})
 
 
@@ -94,23 +91,21 @@ def test_a_damaged_archive_is_refused_or_its_record_dropped(tmp_path: Path) -> N
 
 
 def test_a_run_over_an_archive_goes_on_with_the_same_versions_alone(
-    archive: Path, tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, monkeypatch: pytest.MonkeyPatch, project: Project
 ) -> None:
-    pages = [write(tmp_path / f"{n}.html", page(f"File {n}").encode()) for n in range(5)]
+    pages = [write(project / f"{n}.html", page(f"File {n}").encode()) for n in range(5)]
     options: dict[str, Any] = {"shard_tokens": 100, "max_bad": "5"}
-    made = make_dataset([archive, *pages], tiny_tokenizer, tmp_path / "a", **options)
+    made = project.make([archive, *pages], "a", **options)
     assert made.manifest.totals.documents == 45
     names = [library.split()[0] for library in tokenized(made).libraries]
     assert names == ["fastwarc", "resiliparse"]
-    make_dataset([archive, *pages], tiny_tokenizer, tmp_path / "b", **options)
-    (tmp_path / "b" / "manifest.json").unlink()
-    for name in (tmp_path / "b").glob("shard-00000*"):
+    project.make([archive, *pages], "b", **options)
+    (project / "b" / "manifest.json").unlink()
+    for name in (project / "b").glob("shard-00000*"):
         name.unlink()
     with monkeypatch.context() as patch:
         patch.setattr(readers, "version", lambda name: "99")
         with pytest.raises(ConflictError, match=r"libraries: .*resiliparse 99"):
-            make_dataset([archive, *pages], tiny_tokenizer, tmp_path / "b", **options)
-    make_dataset(
-        [archive, *pages], tiny_tokenizer, tmp_path / "b", runner=InlineRunner(), **options
-    )
-    assert digests(tmp_path / "b") == digests(tmp_path / "a")
+            project.make([archive, *pages], "b", **options)
+    project.make([archive, *pages], "b", runner=InlineRunner(), **options)
+    assert digests(project / "b") == digests(project / "a")
