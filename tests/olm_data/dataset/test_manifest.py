@@ -137,6 +137,17 @@ def test_a_version_is_replaced_by_the_next_and_by_itself_not_at_all(folder: Path
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
+def test_an_earlier_version_that_was_changed_or_lost_is_told(folder: Path) -> None:
+    store = Store(str(folder))
+    manifest = Version.newest(store).manifest
+    path = folder / version_name(manifest.additions[0].parent)
+    path.write_bytes(path.read_bytes().replace(b"0.jsonl", b"9.jsonl"))
+    assert any(path.name in file for file, _, _ in check_chain(store, manifest))
+    path.unlink()
+    ((file, _, found),) = check_chain(store, manifest)
+    assert (Path(file).name, found) == (path.name, "nothing")
+
+
 @pytest.mark.parametrize("damage", ["lost", "other"])
 def test_a_plan_or_record_that_is_not_the_manifests_is_refused(folder: Path, damage: str) -> None:
     store = Store(str(folder))
