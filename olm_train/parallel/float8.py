@@ -5,8 +5,8 @@
 So are both products of the backward pass. A layer's product is replaced (`LinearLayer.product`),
 never the layer: weights and their names, checkpoints, optimiser and the estimate of memory are
 those of a run without it. Scales are those of the tensors at hand, a whole weight and this rank's
-tokens, so nothing is kept from step to step. Ranks of tensor parallelism have parts of a tensor, and
-the scales of the whole one.
+tokens, so nothing is kept from step to step. Ranks of tensor parallelism have parts of a tensor,
+and the scales of the whole one.
 """
 
 from __future__ import annotations
