@@ -17,13 +17,13 @@ from olm_train.estimate.layout import SharedRun, choose, require_layout
 from olm_train.estimate.memory import TrainingTensors, memory_of_step
 from olm_train.estimate.sharding import Goal, Machine, candidates
 from olm_train.model.decoder import build_decoder
-from olm_train.optim.dion import DionConfig
 from olm_train.parallel.config import (
     ContextParallelConfig,
     ExpertParallelConfig,
     PipelineParallelConfig,
     TensorParallelConfig,
 )
+from olm_train.parallel.float8 import Float8Config
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
 DENSE = MODEL.changed(vocab_size=96, n_layers=4)
@@ -212,8 +212,8 @@ def test_what_refuses_axes_is_said() -> None:
     _, why = chosen(Goal.auto, run)
     assert "refused: tp: degree 2 does not divide the 97 rows of the embedding table" in why
     assert "warning: nothing fits" in why
-    run = run_of(DENSE, replace(MODULE, optim=DionConfig()), 2, 1, 1000)
-    assert "refused: tp: tp_config and optim: {name: dion} do not go" in chosen(Goal.auto, run)[1]
+    run = run_of(DENSE, replace(MODULE, float8_config=Float8Config(ao_recipe="mxfp8")), 2, 1, 1000)
+    assert "refused: tp: tp_config does not go with ao_recipe: mxfp8" in chosen(Goal.auto, run)[1]
 
 
 def test_stages_that_the_user_set_are_kept_and_the_weights_shared_among_the_ranks_of_one() -> None:

@@ -126,9 +126,9 @@ def of_exchange(out: Tensor, *, x: Tensor, there: Any, back: Any) -> None:
     spmd.assert_type(out, spmd.get_local_type(exchanged(_BothWays, x, (x, there, back))))
 
 
-def of_rows(*, x: Tensor, weight: Tensor, bias: Any, ranks: Any) -> Any:
+def of_rows(*, x: Tensor, weight: Tensor, bias: Any, ranks: Any, products: Any) -> Any:
     rules.ignore(x)
-    every = exchanged(tensor._ByRows, x, (x, weight, bias, ranks))
+    every = exchanged(tensor._ByRows, x, (x, weight, bias, ranks, products))
     return rules.einsum("...k,nk->...n", every, weight)
 
 
@@ -168,7 +168,7 @@ def _rules(monkeypatch: pytest.MonkeyPatch) -> None:
     for function, hook in {**hooks, _Chunked: of_chunks}.items():
         monkeypatch.setattr(function, "spmd_typecheck", staticmethod(hook), raising=False)
     monkeypatch.setitem(RAW_DIST_RULES, dist.all_gather_single, gathers)
-    for function in (_RMSNorm, _Rotation, losses._CrossEntropy):
+    for function in (_RMSNorm, _Rotation, losses._CrossEntropy, tensor._ByColumns):
         spmd.register_local_autograd_function(function)
 
 
@@ -286,7 +286,7 @@ def rows_alone(ctx: Any, grad: Tensor) -> Any:
     x, weight = ctx.saved_tensors
     tokens = ctx.ranks.collect(x)()
     weight_grad = grad.flatten(0, -2).t() @ tokens.flatten(0, -2)
-    return own_part(ctx.ranks, grad @ weight, 1), weight_grad, None, None
+    return own_part(ctx.ranks, grad @ weight, 1), weight_grad, None, None, None
 
 
 def summed_again(ctx: Any, *upstream: Tensor) -> Any:
