@@ -109,8 +109,8 @@ def test_after_training_on_dialogues_every_answer_is_right_and_ends(tmp_path: Pa
             file.write(json.dumps({"prompt": text}) + "\n")
     prompts = tmp_path / "prompts.jsonl"
     options = ["--temperature", "0", "--max-new-tokens", "40", "--stop", "<|endoftext|>"]
-    words = ("generate", tmp_path / "run", "--prompts", prompts, *options)
-    asked = forked("olm_train.cli", *words, environment=environment())
+    asking = ("generate", tmp_path / "run", "--prompts", prompts, *options)
+    asked = forked("olm_train.cli", *asking, environment=environment())
     assert asked.returncode == 0, asked.stderr
     answers = [json.loads(line) for line in asked.stdout.splitlines()]
     assert [answer["text"] for answer in answers] == [f"the {word}" for word in words]
