@@ -1,6 +1,6 @@
 """`config.json` of a folder of weights in our own format: what its files are, and their digests.
 
-    config.json -> About: classes and shape of the model; name, size and sha256 of each other file
+    config.json -> FolderConfig: classes and shape of the model; size and sha256 of each other file
 
 `olm_train/model/weights_folder.py` writes and loads such a folder.
 """

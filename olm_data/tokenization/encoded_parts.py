@@ -4,8 +4,8 @@
                                      else the encoder -> keep: a part every 64 MiB of ids
 
 A compressed file cannot be entered in its middle, so a task that was killed reads its text again;
-encoding is most of the work. A part is named after nothing but its texts: what is found was made
-of the same bytes by the same plan.
+encoding is most of the work. Batches are found by the plan's digest and those of their texts: what
+is found was made of the same bytes by the same plan.
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ class EncodedParts:
         self._new[self._key(digests)] = _encoded(made)
         if sum(map(len, self._new.values())) >= PART_BYTES:
             data = msgspec.msgpack.encode(self._new)
-            if len(data) < MAX_WHOLE:  # else a document of that size is encoded again
+            data = hashlib.sha256(data).digest() + data
+            if len(data) <= MAX_WHOLE:  # else a document of that size is encoded again
                 name = f"{self._shard}-{len(self._there):06d}{SUFFIX}"
-                self._store.put(name, hashlib.sha256(data).digest() + data)
+                self._store.put(name, data)
                 self._there.append(name)
             self._new.clear()
 
@@ -96,7 +97,7 @@ def _encoded(made: Encoded) -> bytes:
 
 
 def _decoded(data: bytes) -> Encoded:
-    values = msgspec.msgpack.decode(data, strict=False)
+    values = msgspec.msgpack.decode(data)
     for name, dtype in ARRAYS.items():
         if values[name] is not None:
             values[name] = np.frombuffer(values[name], dtype)

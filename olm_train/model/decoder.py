@@ -189,10 +189,9 @@ class Decoder(nn.Module):
     def save(self, folder: str | os.PathLike[str], tokenizer: object = None) -> FolderConfig:
         """Write the model to a folder: safetensors and JSON, no pickle; `load_model` reads it.
 
-        Files are replaced one by one, `config.json` last: a process that is killed here leaves the
-        model before, this one, or weights that are refused until a model is saved there again. So
-        save into a new folder where the one before is still needed. A subclass, or a subclass of
-        its configuration, is recorded by its import path.
+        What the folder held before is replaced in one stroke: a process that is killed here leaves
+        the model before or this one. A subclass, or a subclass of its configuration, is recorded
+        by its import path.
 
         Args:
             folder: local or remote; it need not exist.

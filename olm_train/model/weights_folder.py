@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ from olm_data.storage.store import Store, absolute
 from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
 
 MODEL, SUFFIX = "model.safetensors", ".safetensors"
+ASIDE = r"\.[0-9a-f]{16}"
 
 
 @dataclass(frozen=True)
@@ -197,13 +199,34 @@ def _entry(path: Path) -> ExportedFile:
 
 
 def _publish(store: Store, staging: Path, about: FolderConfig) -> None:
-    """Put staged files in their places, `config.json` last: readers refuse what it lacks."""
+    """Put staged files in their places, so that `config.json` is right at every moment.
+
+    What stands in the place of another is first beside it, where `_read` looks.
+    """
     before = {entry.file for entry in _held(store)}
     for entry in about.files:
-        store.publish(entry.file, staging / entry.file, entry.sha256)
+        name = entry.file
+        if name in before:
+            name = _aside(entry)
+            os.link(staging / entry.file, staging / name)
+        store.publish(name, staging / name, entry.sha256)
     store.put(CONFIG, json.dumps(msgspec.to_builtins(about), indent=1).encode() + b"\n")
-    for file in before - {entry.file for entry in about.files}:
+    now = {entry.file: entry for entry in about.files}
+    for file in before & now.keys():
+        store.publish(file, staging / file, now[file].sha256)
+    beside = {
+        name
+        for file in before
+        for name in store.sizes(f"{file}.")
+        if re.fullmatch(ASIDE, name.removeprefix(file))
+    }
+    for file in beside | before - now.keys():
         store.delete(file)
+
+
+def _aside(entry: ExportedFile) -> str:
+    """Return where a file is while another one is in its place."""
+    return f"{entry.file}.{entry.sha256[:16]}"
 
 
 def _held(store: Store) -> tuple[ExportedFile, ...]:
@@ -246,7 +269,8 @@ def load_exported(place: str) -> ExportedWeights:
 
 
 def _read(store: Store, entry: ExportedFile) -> bytes:
-    data = store.read(entry.file, limit=entry.bytes)
+    aside = _aside(entry)  # of a process that was killed in `_publish`
+    data = store.read(aside if store.exists(aside) else entry.file, limit=entry.bytes)
     if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise ValidationError(
             f"{printable(entry.file)} is not the one that was exported: its sha256 differs",

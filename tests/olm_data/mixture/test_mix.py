@@ -108,6 +108,17 @@ def test_the_lock_works_from_another_folder_and_moves_with_its_tree(
     moved.rename(project)
 
 
+def test_a_dataset_that_is_not_there_is_an_input_error_with_the_manifests_line(
+    project: Path,
+) -> None:
+    manifest = project / "manifest.yaml"
+    manifest.write_text(manifest.read_text().replace("tokens/web", "tokens/wob"))
+    code, _, err = run("mix", manifest)
+    assert code == 4
+    assert "manifest.yaml:5" in err
+    assert not (project / "manifest.lock.json").exists()
+
+
 def test_opening_a_lock_on_another_dataset_names_what_differs(project: Path) -> None:
     run("mix", project / "manifest.yaml")
     (project / "tokens/web").rename(project / "tokens/old")

@@ -17,6 +17,19 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
     number: int
 
 
+def test_what_is_appended_is_read_and_a_torn_line_goes(tmp_path: Path) -> None:
+    path, notes = tmp_path / "log.jsonl", list[str]()
+    assert read_lines(path, Entry) == []
+    append_line(path, b'{"number":1}')
+    with open(path, "ab") as file:
+        file.write(b'{"num')
+    assert read_lines(path, Entry, notes) == [Entry(1)]
+    assert len(notes) == 1
+    append_line(path, b'{"number":2}')
+    assert read_lines(path, Entry) == [Entry(1), Entry(2)]
+    assert path.read_bytes() == b'{"number":1}\n{"number":2}\n'
+
+
 def test_a_line_of_another_kind_is_named(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     append_line(path, b'{"number":1}')

@@ -73,6 +73,11 @@ def test_the_vocabulary_is_as_large_as_its_largest_id_where_there_are_holes(
     assert (spec.vocab_size, spec.dtype) == (70_001, np.uint32)
 
 
+def test_a_model_without_a_type_loads(plain: dict[str, Any]) -> None:
+    model = {k: v for k, v in plain["model"].items() if k != "type"}
+    assert spec_from_bytes(edited(plain, model=model), name="t").vocab_size == 512
+
+
 def test_a_normaliser_that_changes_text_is_reported_as_lossy(plain: dict[str, Any]) -> None:
     assert not spec_from_bytes(edited(plain, normalizer={"type": "NFC"}), name="t").lossless
     assert not spec_from_bytes(edited(plain, normalizer={"type": "Lowercase"}), name="t").lossless

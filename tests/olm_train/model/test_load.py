@@ -96,24 +96,18 @@ def save_second(folder: Path) -> None:
 
 
 @pytest.mark.slow  # 17 s
-def test_a_kill_at_any_operation_leaves_the_model_before_or_after_or_one_that_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_kill_at_any_operation_leaves_the_model_before_or_the_one_after(tmp_path: Path) -> None:
     first = tmp_path / "first"
     drawn(1).save(first)
     workplace = tmp_path / "kills"
     workplace.mkdir()
     copies = killed_at_each_operation(first, workplace, save_second)
-    seen: list[float] = []
+    seen = []
     for folder in copies:
-        try:
-            back = loaded(folder)
-            seen.append(next(seed for seed in (1, 2) if same(back, drawn(seed))))
-        except ValidationError:
-            seen.append(1.5)
+        back = loaded(folder)
+        seen.append(next(seed for seed in (1, 2) if same(back, drawn(seed))))
         drawn(4).save(folder)  # and it can be saved into again, with nothing left
         assert len(list(folder.iterdir())) == 2
-        assert same(loaded(folder), drawn(4))
     assert seen == sorted(seen)
     assert (seen[0], seen[-1]) == (1, 2)
     assert len(seen) > 8
