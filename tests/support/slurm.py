@@ -210,7 +210,7 @@ SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0
 ReturnToService=2
 MaxArraySize={MAX_ARRAY_SIZE}
 JobRequeue=1
-KillWait=5
+KillWait=60
 InactiveLimit=0
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
