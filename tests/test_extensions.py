@@ -169,7 +169,7 @@ def run_without(gone: set[str], mixture: Path, place: Path, script: str) -> str:
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr

@@ -63,7 +63,7 @@ def test_tokeniser_and_trainer_killed_at_random_come_to_the_run_that_begins_afte
     running = [begin(tokenize, 0)]
     try:
         mixing = [sys.executable, "-m", "olm_data", "mix", str(tmp_path / "mix.yaml")]
-        subprocess.run(mixing, env=env, check=True, timeout=300)
+        subprocess.run(mixing, env=env, check=True, timeout=1200)
         assert not Lock.read(lock).complete
         running.append(begin(train, 1))
         chance = random.Random(4)
@@ -89,7 +89,7 @@ def test_tokeniser_and_trainer_killed_at_random_come_to_the_run_that_begins_afte
     after = mix(str(tmp_path / "after" / "mix.yaml"))
     assert after.lock.digest == whole.digest
     again = write_config(tmp_path / "again.yaml", Path(after.path), tmp_path / "again")
-    subprocess.run(command(again, *options), env=env, check=True, timeout=300)
+    subprocess.run(command(again, *options), env=env, check=True, timeout=1200)
     losses = [
         {line["step"]: line["train/CE loss"] for line in metrics(folder)}
         for folder in (run, tmp_path / "again")

@@ -170,7 +170,7 @@ def run(config: Path, *options: str, ranks: int = 1) -> subprocess.CompletedProc
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
 
 

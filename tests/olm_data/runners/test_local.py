@@ -199,7 +199,7 @@ def test_a_process_of_one_thread_prepares_once_for_the_workers_that_it_forks(
     script = tmp_path / "fork.py"
     script.write_text(FORKED)
     words = [sys.executable, str(script), str(tmp_path), threads]
-    came, found = subprocess.check_output(words, env=env, text=True, timeout=300).splitlines()
+    came, found = subprocess.check_output(words, env=env, text=True, timeout=1200).splitlines()
     assert (came, found) == (method or "forkserver", f"{[(n, n * n) for n in range(5)]} {least}")
 
 

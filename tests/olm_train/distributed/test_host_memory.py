@@ -35,7 +35,7 @@ def faults_of(device: str, **variables: str) -> tuple[bool, int]:
     clean = {name: value for name, value in os.environ.items() if name not in USERS}
     done = subprocess.run(
         [sys.executable, "-c", FAULTS, device],
-        env=clean | variables, capture_output=True, text=True, timeout=300, check=True,
+        env=clean | variables, capture_output=True, text=True, timeout=1200, check=True,
     )  # fmt: skip
     kept, count = done.stdout.split()
     return kept == "True", int(count)

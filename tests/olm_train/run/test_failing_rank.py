@@ -49,10 +49,10 @@ def test_an_error_of_any_rank_is_printed_once(
         for number in range(2)
     ]
     said = ["", ""]
-    said[rank] = ranks[rank].communicate(timeout=300)[1]
+    said[rank] = ranks[rank].communicate(timeout=1200)[1]
     if not met:
         ranks[1 - rank].kill()  # it waits for the other one
-    said[1 - rank] = ranks[1 - rank].communicate(timeout=300)[1]
+    said[1 - rank] = ranks[1 - rank].communicate(timeout=1200)[1]
     assert ranks[rank].returncode != 0
     what = f"error: rank {rank} has had enough" if met else "none.lock.json"
     assert said[rank].count(what) == 1, said

@@ -205,7 +205,7 @@ def test_a_child_ends_with_its_parent(places: Places) -> None:
     )
     arguments = [str(places.folder / "log"), *places.order("orphan")]
     done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, timeout=300
+        [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, timeout=1200
     )
     pid = int(done.stdout)
     os.kill(pid, 18)
@@ -261,7 +261,7 @@ def test_mlx_computes_the_same(tiny_mixture: Path, tmp_path: Path) -> None:
         checkpoints[folder] = checkpoint
     done = subprocess.run(
         [sys.executable, "-c", READ, json.dumps(ids[0].tolist()), *checkpoints],
-        env=environment(), capture_output=True, text=True, timeout=300,
+        env=environment(), capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     for name, found in json.loads(done.stdout.splitlines()[-1]).items():

@@ -115,11 +115,11 @@ def agent(*words: str, **environment: str) -> subprocess.Popen[str]:
 
 def test_the_program_refuses_a_snapshot_that_is_gone_with_its_code(tmp_path: Path) -> None:
     process = agent(str(tmp_path / "none"), "--digest=x", "--meet=127.0.0.1:0")
-    assert "the snapshot of the job is gone" in process.communicate(timeout=300)[1]
+    assert "the snapshot of the job is gone" in process.communicate(timeout=1200)[1]
     assert process.returncode == 3
 
 
 def test_a_job_of_another_scheduler_is_refused(tmp_path: Path) -> None:
     process = agent(str(tmp_path), "--digest=x", "--meet=x:1", "--node-from=NOT_SET_HERE")
-    assert re.search("NOT_SET_HERE is not the number", process.communicate(timeout=300)[1])
+    assert re.search("NOT_SET_HERE is not the number", process.communicate(timeout=1200)[1])
     assert process.returncode == 2

@@ -34,8 +34,8 @@ def test_a_queued_job_goes_on_with_its_own_code_without_a_changed_bit(
     slurm: Cluster, tiny_mixture: Path, tmp_path: Path
 ) -> None:
     project = tmp_path / "project"
-    # Four minutes are less than the margin: the job stops before it takes a step.
-    limit = {"options": {"time": 4}}
+    # Half an hour is less than the margin: the job stops before it takes a step.
+    limit = {"options": {"time": 30}, "margin": 2000}
     choose = ["--parallel=auto"]  # takes ddp, and says for how many machines
     config = write_project(project, tiny_mixture, nodes=2, slurm=limit, options=choose)
     whole, part = tmp_path / "whole", project / "run"
