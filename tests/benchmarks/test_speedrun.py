@@ -25,6 +25,15 @@ def speedrun(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
+def tiny_recipes(speedrun: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain GPTs as small as `TINY` makes ours: a step takes milliseconds on any CPU."""
+    small = {"layers": 1, "heads": 2, "width": 32, "length": 32, "rows": 2}
+    for name, more in (("CPU", {}), ("MUON", {}), ("GPU", {"micro_batches": 2})):
+        recipe = getattr(speedrun.plain_gpt, name)
+        monkeypatch.setattr(speedrun.plain_gpt, name, replace(recipe, **small, **more))
+
+
+@pytest.fixture
 def text(speedrun: Any) -> Any:
     """What the contestants read, as a module."""
     return importlib.import_module("speedruns.text")
@@ -185,6 +194,7 @@ TINY = (
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tiny_recipes")
 def test_each_contestant_trains_for_its_time_and_is_measured_on_the_same_documents(
     speedrun: Any, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +212,7 @@ def test_each_contestant_trains_for_its_time_and_is_measured_on_the_same_documen
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tiny_recipes")
 def test_runs_of_a_search_have_as_many_steps_and_other_rates(
     speedrun: Any, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,13 +237,10 @@ def test_what_is_tuned_on_the_reported_half_is_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tiny_recipes")
 def test_the_form_for_a_gpu_measures_loss_against_time(
     speedrun: Any, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny = replace(
-        speedrun.plain_gpt.GPU, layers=1, heads=2, width=32, length=32, rows=2, micro_batches=2
-    )
-    monkeypatch.setattr(speedrun.plain_gpt, "GPU", tiny)
     monkeypatch.setattr(speedrun, "GPU_LENGTH", 32)
     tokens = data / "vocabulary-4096/train/code"
     (tokens / "validation").symlink_to(data / "vocabulary-4096/report/code")
