@@ -132,7 +132,7 @@ class SharedRun:
         weights that fits or the one that needs least; and of axes with refused ones, why the first
         was."""
         found, refused = list[Shared](), dict[str, str]()
-        readers = self._mesh(self.module).place(0).readers
+        readers = self._mesh(self.module).readers
         for axes in combinations(self.free, more):
             for configs in product(*(self._degrees(axis) for axis in axes)):
                 pairs = [*zip(axes, configs, strict=True)]
@@ -176,7 +176,7 @@ class SharedRun:
         if mesh.tp > 1:
             for length in self.sequence_lengths:
                 require_equal_parts(length, mesh.tp, "train_module.tp_config.degree")
-        count = max(self.micro_batches(mesh.place(0).readers))
+        count = max(self.micro_batches(mesh.readers))
         of_stage = replace(
             self.machine, world_size=ranks // mesh.pp, nodes=max(1, nodes // mesh.pp)
         )
@@ -205,7 +205,7 @@ class SharedRun:
         """Return what a step takes: to compare."""
         near = self.machine.world_size // self.machine.nodes
         mesh, length = self._mesh(module), max(self.sequence_lengths)
-        count = max(self.micro_batches(mesh.place(0).readers))
+        count = max(self.micro_batches(mesh.readers))
         sent = traffic_of_step(self.model, module, **self._step(count))
         tokens = count * module.rank_microbatch_size / (mesh.pp * module.sharers)
         pairs = document_pairs(self.model, length) / length
@@ -251,7 +251,7 @@ def require_layout(
     """
     mesh = module.mesh(world_size, nodes)
     if (pipeline := module.pp_config) is not None:
-        require_micro_batches(pipeline, *micro_batches(mesh.place(0).readers))
+        require_micro_batches(pipeline, *micro_batches(mesh.readers))
         require_stages(pipeline, decoder)
         module.check_schedule(world_size)
     if (context := module.cp_config) is not None:

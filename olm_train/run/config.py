@@ -60,7 +60,6 @@ from olm_train.model.config import DecoderConfig
 from olm_train.model.init import RULE
 from olm_train.model.presets import by_name, overlaid, written_shape
 from olm_train.model.upcycle import begun_feed_forward, refuse_unequal
-from olm_train.parallel.mesh import Place
 from olm_train.parallel.stages import require_micro_batches
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
@@ -132,7 +131,6 @@ class DataLoaderConfig(Config):
         *,
         rank_microbatch_size: int,
         world: World,
-        place: Place,
         dealing: Dealing | None = None,
     ) -> DataLoader:
         """Return this rank's loader."""
@@ -141,8 +139,8 @@ class DataLoaderConfig(Config):
             options.pop("mixture"),
             **options,
             rank_microbatch_size=rank_microbatch_size,
-            rank=place.reader,
-            world_size=place.readers,
+            rank=world.reader,
+            world_size=world.readers,
             device=world.device,
             neighbours=world.near_readers,
             dealing=dealing,
@@ -352,7 +350,6 @@ class RunConfig(Config):
         loader = config.data_loader.build(
             rank_microbatch_size=config.train_module.rank_microbatch_size,
             world=world,
-            place=mesh.place(world.rank),
             dealing=config.train_module.dealing(
                 config.model.windows, mesh.coordinates(world.rank)["cp"]
             ),

@@ -84,8 +84,7 @@ def describe(
     )
     loader = config.data_loader.build(
         rank_microbatch_size=microbatch,
-        world=World(),
-        place=mesh.place(0),
+        world=World(size=world_size, sharers=config.train_module.sharers, stages=mesh.pp),
         dealing=config.train_module.dealing(config.model.windows, 0),
     )
     scheduler = config.trainer.callbacks.batch_size_scheduler
