@@ -132,7 +132,7 @@ class SharedRun:
         weights that fits or the one that needs least; and of axes with refused ones, why the first
         was."""
         found, refused = list[Shared](), dict[str, str]()
-        readers = self._mesh(self.module).place(0).readers
+        readers = self._mesh(self.module).readers
         for axes in combinations(self.free, more):
             for configs in product(*(self._degrees(axis) for axis in axes)):
                 pairs = [*zip(axes, configs, strict=True)]
@@ -176,7 +176,7 @@ class SharedRun:
         if mesh.tp > 1:
             for length in self.sequence_lengths:
                 require_equal_parts(length, mesh.tp, "train_module.tp_config.degree")
-        count = max(self.micro_batches(mesh.place(0).readers))
+        count = max(self.micro_batches(mesh.readers))
         of_stage = replace(
             self.machine, world_size=ranks // mesh.pp, nodes=max(1, nodes // mesh.pp)
         )
@@ -194,15 +194,7 @@ class SharedRun:
             except UsageError as error:
                 refusals.append(error)
                 continue
-            need = memory_of_step(
-                self.model,
-                config,
-                sequence_length=max(self.sequence_lengths),
-                world_size=ranks,
-                nodes=nodes,
-                micro_batches=count,
-                counted=self._tensors,
-            )
+            need = memory_of_step(self.model, config, **self._step(count))
             found.append(Way(what, config, need.total, dp_config.cpu_offload))
         if not found:  # each has its reasons: the commonest
             words = [refusal.what for refusal in refusals]
@@ -211,25 +203,27 @@ class SharedRun:
 
     def seconds(self, module: TransformerTrainModuleConfig) -> float:
         """Return what a step takes: to compare."""
-        ranks, nodes = self.machine.world_size, self.machine.nodes
+        near = self.machine.world_size // self.machine.nodes
         mesh, length = self._mesh(module), max(self.sequence_lengths)
-        count = max(self.micro_batches(mesh.place(0).readers))
-        sent = traffic_of_step(
-            self.model,
-            module,
-            world_size=ranks,
-            nodes=nodes,
-            micro_batches=count,
-            sequence_length=length,
-            counted=self._tensors,
-        )
+        count = max(self.micro_batches(mesh.readers))
+        sent = traffic_of_step(self.model, module, **self._step(count))
         tokens = count * module.rank_microbatch_size / (mesh.pp * module.sharers)
         pairs = document_pairs(self.model, length) / length
         flops = tokens * num_flops_per_token(self.model, pairs_per_token=pairs)
         pipeline = module.pp_config
         bubble = 0.0 if pipeline is None else Timeline(pipeline, count).bubble
-        links = [amount / _speed(mesh, axis, ranks // nodes) for axis, amount in sent.items()]
+        links = [amount / _speed(mesh, axis, near) for axis, amount in sent.items()]
         return flops / FLOPS / (1 - bubble) + sum(links)
+
+    def _step(self, micro_batches: int) -> dict[str, Any]:
+        """Return what estimates of a step ask beside its configuration."""
+        return {
+            "sequence_length": max(self.sequence_lengths),
+            "world_size": self.machine.world_size,
+            "nodes": self.machine.nodes,
+            "micro_batches": micro_batches,
+            "counted": self._tensors,
+        }
 
     def _mesh(self, module: TransformerTrainModuleConfig) -> Mesh:
         return module.mesh(self.machine.world_size, self.machine.nodes)
@@ -257,7 +251,7 @@ def require_layout(
     """
     mesh = module.mesh(world_size, nodes)
     if (pipeline := module.pp_config) is not None:
-        require_micro_batches(pipeline, *micro_batches(mesh.place(0).readers))
+        require_micro_batches(pipeline, *micro_batches(mesh.readers))
         require_stages(pipeline, decoder)
         module.check_schedule(world_size)
     if (context := module.cp_config) is not None:

@@ -42,18 +42,13 @@ class LinearLayer(nn.Module):
         *,
         parts: tuple[int, ...] | None = None,
         bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Any,
     ) -> None:
         super().__init__()
         self.parts = parts or (out_features,)
         self.product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = product
-        self.weight = nn.Parameter(
-            torch.empty(out_features, in_features, device=device, dtype=dtype)
-        )
-        self.bias = (
-            nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
-        )
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, **factory))
+        self.bias = nn.Parameter(torch.empty(out_features, **factory)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in_features] to [..., out_features]."""

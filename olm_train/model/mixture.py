@@ -82,18 +82,10 @@ class Router(nn.Module):
 
     bias: Tensor | None
 
-    def __init__(
-        self,
-        d_model: int,
-        n_experts: int,
-        *,
-        biased: bool,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, d_model: int, n_experts: int, *, biased: bool, **factory: Any) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(n_experts, d_model, device=device, dtype=dtype))
-        bias = torch.zeros(n_experts, device=device, dtype=torch.float32) if biased else None
+        self.weight = nn.Parameter(torch.empty(n_experts, d_model, **factory))
+        bias = torch.zeros(n_experts, **factory | {"dtype": torch.float32}) if biased else None
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -67,17 +67,11 @@ class RMSNorm(nn.Module):
     """
 
     def __init__(
-        self,
-        size: int,
-        eps: float,
-        *,
-        zero_centred: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, size: int, eps: float, *, zero_centred: bool = False, **factory: Any
     ) -> None:
         super().__init__()
         self.eps, self.zero_centred = eps, zero_centred
-        self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(size, **factory))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [..., size]; same shape and dtype."""
@@ -94,19 +88,11 @@ class LayerNorm(nn.Module):
     Mean and variance are taken in fp32 whatever the input's dtype.
     """
 
-    def __init__(
-        self,
-        size: int,
-        eps: float,
-        *,
-        bias: bool,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, size: int, eps: float, *, bias: bool, **factory: Any) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(size, device=device, dtype=dtype)) if bias else None
+        self.weight = nn.Parameter(torch.empty(size, **factory))
+        self.bias = nn.Parameter(torch.empty(size, **factory)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [..., size]; same shape and dtype."""

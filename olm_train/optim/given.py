@@ -7,7 +7,6 @@ instance       -> the parameters that stand now where those stood that it was bu
 from __future__ import annotations
 
 import inspect
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -20,7 +19,7 @@ from olm_data.config.import_path import load_class
 from olm_data.errors import UsageError
 from olm_train.optim.base import OptimConfig, no_rates, scaling_of
 from olm_train.optim.groups import ParamGroup, parameter_groups
-from olm_train.optim.state import class_name, name_of_class
+from olm_train.optim.state import class_name, name_of_class, names_of
 
 OptimizerLike = Optimizer | type[Optimizer]
 
@@ -41,14 +40,7 @@ class OfAnyClass(OptimConfig):
         """Return the optimiser over the parameters that the model has now."""
         if scaling_of(model) is not None:
             raise no_rates(self.kind, "how its updates grow with a matrix is not known here")
-        return self._built(model)
-
-    @abstractmethod
-    def _built(self, model: nn.Module) -> Optimizer:
-        """Return the optimiser, with groups of its own."""
-
-    def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Optimizer:
-        raise AssertionError("build makes its own groups")
+        return self._build(model, [])  # it makes groups of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +54,7 @@ class GivenOptim(OfAnyClass):
         options: given with the class.
     """
 
-    def _built(self, model: nn.Module) -> Optimizer:
+    def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Optimizer:
         given, names = vars(self)["given"]
         return built(given, model, vars(self)["as_given"], names)
 
@@ -103,7 +95,7 @@ class NamedOptim(OfAnyClass):
         """Return what stands in train.yaml."""
         return {"name": self.kind, **self.options}
 
-    def _built(self, model: nn.Module) -> Optimizer:
+    def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Optimizer:
         kind = load_class(self.kind, Optimizer, where="train_module.optim.name")
         return built(kind, model, _as_tuples(self.options), {})
 
@@ -172,11 +164,6 @@ def built(
     for group in optimizer.param_groups:
         group.setdefault("peak_lr", float(group["lr"]))
     return optimizer
-
-
-def names_of(model: nn.Module) -> dict[nn.Parameter, str]:
-    """Return the names of a model's parameters."""
-    return {parameter: name for name, parameter in model.named_parameters()}
 
 
 def _betas(group: Mapping[str, Any]) -> tuple[float, float]:

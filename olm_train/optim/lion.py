@@ -23,17 +23,15 @@ class Lion(Optimizer):
     Args:
         groups: with "params", "lr", "betas" and "weight_decay".
         dtype: of the momentum; bfloat16 is rounded by chance.
+
+    Attributes:
         guard: decides which steps are left out; None: none.
     """
 
-    def __init__(
-        self,
-        groups: list[ParamGroup],
-        dtype: torch.dtype = torch.float32,
-        guard: StepGuard | None = None,
-    ) -> None:
+    def __init__(self, groups: list[ParamGroup], dtype: torch.dtype = torch.float32) -> None:
         super().__init__(groups, {})
-        self.guard, self._rounding = guard, Rounding(self.param_groups, dtype)
+        self.guard: StepGuard | None = None
+        self._rounding = Rounding(self.param_groups, dtype)
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter] = {"exp_avg": torch.zeros_like(parameter, dtype=dtype)}

@@ -80,7 +80,7 @@ class OptimizerState:
             UsageError: the optimiser keeps something that a checkpoint cannot hold, or values that
                 are not the same on all ranks.
         """
-        names = _names(self.model)
+        names = names_of(self.model)
         unknown = self.optimizer.state_dict().keys() - {"state", "param_groups"}
         refused = [f"state_dict()[{key!r}]" for key in sorted(unknown)]
         refused += [f"state[{_short(key)}]" for key in self.optimizer.state if key not in names]
@@ -247,7 +247,8 @@ def _step_nowhere(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
             parameter.grad = gradient
 
 
-def _names(model: nn.Module) -> dict[nn.Parameter, str]:
+def names_of(model: nn.Module) -> dict[nn.Parameter, str]:
+    """Return the names of a model's parameters."""
     return {parameter: name for name, parameter in model.named_parameters()}
 
 

@@ -51,9 +51,7 @@ def parallelize(
     config: DataParallelConfig,
     world: World,
     *,
-    pp: int = 1,
-    cp: int = 1,
-    ep: int = 1,
+    mesh: Mesh | None = None,
     tensor: TensorParallel | None = None,
     stages: Sequence[Any] = (),
     checkpointing: ActivationCheckpointingConfig | None = None,
@@ -64,9 +62,9 @@ def parallelize(
 
     `checkpointing`, `compiling` and `float8` change its blocks; None: not at all. Its parameters
     are sharded in place or left whole, and put on the device; what they hold there is undefined.
-    `cp` ranks share a micro-batch: the weights are cut over them too. Experts are dealt to `ep`
-    ranks. The matrices of the model were cut by `tensor`. Of a pipeline of `pp` ranks the model has
-    the layers of its `stages`, which are what is called then.
+    `mesh` is that of the run; None: of `config` alone. The weights are cut over the ranks of its
+    `cp`, too, and experts are dealt to those of `ep`. The matrices of the model were cut by
+    `tensor`. Of a pipeline the model has the layers of its `stages`, which are what is called then.
 
     Returns:
         The module to call: DDP's wrapper with ddp, else `model` itself.
@@ -75,8 +73,7 @@ def parallelize(
         UsageError: the configuration does not fit the world or the model, or the attention back-end
             cannot train here.
     """
-    tp = 1 if tensor is None else tensor.ranks.degree
-    mesh = config.mesh(world.size, world.nodes, pp=pp, cp=cp, tp=tp, ep=ep)
+    mesh = mesh or config.mesh(world.size, world.nodes)
     wraps = mesh.degree(*WHOLE.gradients) > 1
     if not wraps and config.cpu_offload:
         raise UsageError(
@@ -103,7 +100,8 @@ def parallelize(
         checkpointing.apply(root.blocks)
     if compiling is not None:
         # An exchange between ranks stays outside the graphs: its order must be that of the calls.
-        compiling = replace(compiling, fullgraph=compiling.fullgraph and cp == tp == ep == 1)
+        alone = mesh.cp == mesh.tp == mesh.ep == 1
+        compiling = replace(compiling, fullgraph=compiling.fullgraph and alone)
         for root in roots:
             compiling.apply(root.blocks, checkpointing)
     if wraps and config.shards:
@@ -114,7 +112,7 @@ def parallelize(
             cast_forward_inputs=False,
         )
         cuts = [] if tensor is None else [tensor.placement]
-        cuts += [deal_experts(model, mesh, world)] if ep > 1 else []
+        cuts += [deal_experts(model, mesh, world)] if mesh.ep > 1 else []
 
         def cut(parameter: nn.Parameter) -> Any:
             return next(filter(None, (each(parameter) for each in cuts)), None)

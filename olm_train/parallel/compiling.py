@@ -37,28 +37,24 @@ class CompileConfig(Config):
         The forward function and not the module: FSDP's hooks stay outside the graph and parameter
         names stay as they are.
         """
+        options = {"fullgraph": self.fullgraph, "mode": self.mode}
         for block in blocks:
-            vars(block)["uncompiled"] = block.forward
-            compiled = CompiledByKind(
-                _forward, owner=block, fullgraph=self.fullgraph, mode=self.mode
-            )
-            vars(block)["forward"] = checkpointing.around_compiled(compiled)
-            if not hasattr(block, "watched"):  # no block of ours
-                continue
-            vars(block)["uncompiled_watched"] = block.watched
-            watched = CompiledByKind(
-                _watched, owner=block, fullgraph=self.fullgraph, mode=self.mode
-            )  # compiled where it is first called
-            vars(block)["watched"] = checkpointing.around_compiled(watched)
+            for name, call in _CALLS.items():
+                if (own := getattr(block, name, None)) is None:  # no block of ours
+                    continue
+                vars(block)[f"uncompiled_{name}"] = own
+                compiled = CompiledByKind(call, owner=block, **options)  # where it is first called
+                vars(block)[name] = checkpointing.around_compiled(compiled)
 
 
 @contextmanager
 def uncompiled(blocks: Iterable[nn.Module]) -> Iterator[None]:
     """Around calls of other kinds each time, such as texts that grow: nothing is compiled."""
-    compiled = {block: vars(block)["forward"] for block in blocks if "uncompiled" in vars(block)}
+    own = {block: vars(block) for block in blocks if "uncompiled_forward" in vars(block)}
+    compiled = {block: each["forward"] for block, each in own.items()}
     try:
-        for block in compiled:
-            vars(block)["forward"] = vars(block)["uncompiled"]
+        for each in own.values():
+            each["forward"] = each["uncompiled_forward"]
         yield
     finally:
         for block, forward in compiled.items():
@@ -66,8 +62,11 @@ def uncompiled(blocks: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _forward(block: Any, *args: Any, **kwargs: Any) -> Any:
-    return block.uncompiled(*args, **kwargs)
+    return block.uncompiled_forward(*args, **kwargs)
 
 
 def _watched(block: Any, *args: Any, **kwargs: Any) -> Any:
     return block.uncompiled_watched(*args, **kwargs)
+
+
+_CALLS = {"forward": _forward, "watched": _watched}

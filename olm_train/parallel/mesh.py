@@ -1,9 +1,7 @@
 """Which rank does what, computed from the degrees of parallelism: numbers in, numbers out.
 
     degrees, number of ranks -> Mesh -> coordinates of a rank; groups of an axis, or of several
-                                     -> Place of a rank: its reader, whom it sums with
                                      -> Held: who sums gradients and norms, who holds copies
-                                     -> writers: of those that hold a part of a checkpoint, one
 
 The ranks are numbered along five axes, the last one fastest, so that ranks of a `tp` group are
 neighbours. The ranks of one `pp` and `dp_replicate` are numbered along two others for the experts:
@@ -29,7 +27,7 @@ torchtitan's (distributed/parallel_dims.py), the names are OLMo-core's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -91,22 +89,6 @@ WHOLE = Held(view=WEIGHTS, parted=("pp",), sharded=("dp_shard", "cp", "tp"))
 """What each rank of `tp` computes with as a whole, for other tokens: norms, experts, routers."""
 EXPERT = Held(view=EXPERTS, parted=("pp", "ep"), sharded=("edp_shard",))
 """Matrices of experts; `tp` does not cut them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """One rank's part in a step.
-
-    Attributes:
-        reader, readers: it reads the `reader`-th of `readers` equal slices of each step, as all
-            ranks with this `reader` do.
-        counts, losses: ranks that it sums counts and losses with, itself among them, ascending.
-    """
-
-    reader: int
-    readers: int
-    counts: Ranks
-    losses: Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,15 +199,10 @@ class Mesh:
         offsets = self._offsets(view, axes)
         return tuple(tuple(first + offset for offset in offsets) for first in firsts)
 
-    def place(self, rank: int) -> Place:
-        """Return a rank's part in a step."""
-        at = self.coordinates(rank)
-        return Place(
-            reader=at["dp_replicate"] * self.dp_shard + at["dp_shard"],
-            readers=self.degree(*READERS),
-            counts=self.group(rank, *COUNTS),
-            losses=self.group(rank, *LOSSES),
-        )
+    @property
+    def readers(self) -> int:
+        """Equal slices of each step that are read; `World.reader` says which one a rank reads."""
+        return self.degree(*READERS)
 
     @cached_property
     def _digits(self) -> dict[Axis, tuple[int, int]]:
@@ -248,25 +225,6 @@ class Mesh:
                 degree, stride = self._digits[axis]
                 found = [at + n * stride for at in found for n in range(degree)]
         return found
-
-
-def writers(parts: Iterable[tuple[Sequence[int], int]]) -> list[int]:
-    """Return the rank that writes each part of a checkpoint: of those that hold it the one with the
-    fewest bytes so far, the first of several.
-
-    That is the rule of the plan of torch's distributed checkpoint, by which checkpoints are
-    written; of several it takes any.
-
-    Args:
-        parts: ranks that hold it, see `Held.copies`, and its bytes.
-    """
-    found: list[int] = []
-    written: dict[int, int] = {}
-    for holders, size in parts:
-        writer = min(holders, key=lambda rank: (written.get(rank, 0), rank))
-        written[writer] = written.get(writer, 0) + size
-        found.append(writer)
-    return found
 
 
 def _view(axes: Axes) -> Axes:

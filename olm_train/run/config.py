@@ -57,11 +57,9 @@ from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.layout import choose
 from olm_train.estimate.sharding import CHOSEN, Goal, Machine
 from olm_train.model.config import DecoderConfig
-from olm_train.model.flat_form import from_flat
 from olm_train.model.init import RULE
 from olm_train.model.presets import by_name, overlaid, written_shape
 from olm_train.model.upcycle import begun_feed_forward, refuse_unequal
-from olm_train.parallel.mesh import Place
 from olm_train.parallel.stages import require_micro_batches
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
@@ -133,7 +131,6 @@ class DataLoaderConfig(Config):
         *,
         rank_microbatch_size: int,
         world: World,
-        place: Place,
         dealing: Dealing | None = None,
     ) -> DataLoader:
         """Return this rank's loader."""
@@ -142,8 +139,8 @@ class DataLoaderConfig(Config):
             options.pop("mixture"),
             **options,
             rank_microbatch_size=rank_microbatch_size,
-            rank=place.reader,
-            world_size=place.readers,
+            rank=world.reader,
+            world_size=world.readers,
             device=world.device,
             neighbours=world.near_readers,
             dealing=dealing,
@@ -353,7 +350,6 @@ class RunConfig(Config):
         loader = config.data_loader.build(
             rank_microbatch_size=config.train_module.rank_microbatch_size,
             world=world,
-            place=mesh.place(world.rank),
             dealing=config.train_module.dealing(
                 config.model.windows, mesh.coordinates(world.rank)["cp"]
             ),
@@ -523,8 +519,6 @@ def config_diff(run: str, config: RunConfig) -> list[str]:
             "the saved configuration is not a JSON object", where=str(path)
         ) from error
     try:
-        if isinstance(saved.get("model"), dict):
-            saved["model"] = from_flat(saved["model"])
         there = parse(RunConfig, Values(saved, file=str(path), folder=_folder_of_paths(path)))
         old, notes = there.on_device(here)[0].as_dict(), []
     except UsageError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,15 +84,20 @@ def describe(
     )
     loader = config.data_loader.build(
         rank_microbatch_size=microbatch,
-        world=World(),
-        place=mesh.place(0),
+        world=World(size=world_size, sharers=config.train_module.sharers, stages=mesh.pp),
         dealing=config.train_module.dealing(config.model.windows, 0),
     )
     scheduler = config.trainer.callbacks.batch_size_scheduler
     if scheduler is not None and scheduler.enabled:
         size = config.data_loader.global_batch_size
         loader.schedule_sizes(scheduler.sizes(size, config.model.num_params))
-    tensors = TrainingTensors.count(config.model, config.train_module.optim)
+    step = {
+        "sequence_length": loader.lock.sequence_length,
+        "world_size": world_size,
+        "nodes": nodes,
+        "micro_batches": max(config.micro_batches(loader.world_size)),
+        "counted": TrainingTensors.count(config.model, config.train_module.optim),
+    }
     with loader:
         sections: dict[str, Iterable[str]] = {
             "configuration": [yaml.safe_dump(config.as_dict(), sort_keys=False).rstrip()],
@@ -101,8 +107,8 @@ def describe(
             "model": _model(config, loader, world_size, plan),
             "parametrization": _parametrization(config),
             "device": [*_chosen(chosen, plan), _threads(config), *here],
-            "memory of a rank": [*_memory(config, loader, world_size, nodes, plan, tensors), *why],
-            "traffic of a rank": _traffic(config, loader, world_size, nodes, tensors),
+            "memory of a rank": [*_memory(config, plan, step), *why],
+            "traffic of a rank": _traffic(config, step),
             "first rows": first_rows(loader.lock, loader.rows_of_step(0).tolist()),
             "evaluation": _held_out(config, loader),
         }
@@ -282,23 +288,8 @@ def _parametrization(config: RunConfig) -> Iterator[str]:
     yield from aligned(rows, left=(0,))
 
 
-def _memory(
-    config: RunConfig,
-    loader: DataLoader,
-    world_size: int,
-    nodes: int,
-    plan: DryRunPlan,
-    tensors: TrainingTensors,
-) -> Iterator[str]:
-    memory = memory_of_step(
-        config.model,
-        config.train_module,
-        sequence_length=loader.lock.sequence_length,
-        world_size=world_size,
-        nodes=nodes,
-        micro_batches=max(config.micro_batches(loader.world_size)),
-        counted=tensors,
-    )
+def _memory(config: RunConfig, plan: DryRunPlan, step: Mapping[str, Any]) -> Iterator[str]:
+    memory = memory_of_step(config.model, config.train_module, **step)
     unit, scale = ("GB", 1e9) if memory.total >= 1e9 else ("MB", 1e6)
     sizes = {**memory.by_component(), "total": memory.total}
     rows = [[name, f"{size / scale:.4g}", unit] for name, size in sizes.items()]
@@ -313,19 +304,9 @@ def _memory(
         )
 
 
-def _traffic(
-    config: RunConfig, loader: DataLoader, world_size: int, nodes: int, tensors: TrainingTensors
-) -> Iterator[str]:
+def _traffic(config: RunConfig, step: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line of what is sent in a step for each axis."""
-    sent = traffic_of_step(
-        config.model,
-        config.train_module,
-        world_size=world_size,
-        nodes=nodes,
-        micro_batches=max(config.micro_batches(loader.world_size)),
-        sequence_length=loader.lock.sequence_length,
-        counted=tensors,
-    )
+    sent = traffic_of_step(config.model, config.train_module, **step)
     rows = [[axis, f"{amount / 1e6:,.4g}", "MB a step"] for axis, amount in sent.items()]
     context = config.train_module.cp_config
     for row in rows:

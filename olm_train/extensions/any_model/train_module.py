@@ -29,10 +29,10 @@ from olm_train.extensions.any_model.wrapping import units
 from olm_train.gradient_step import Counted, GradientStep, MicroLoss
 from olm_train.loss_context import LossTerms
 from olm_train.model.loss import count_valid
-from olm_train.optim.given import OptimizerLike, built, names_of
+from olm_train.optim.given import OptimizerLike, built
 from olm_train.optim.schedule import Constant
 from olm_train.optim.schedule_base import LRSchedule
-from olm_train.optim.state import class_name, make_room, state_of
+from olm_train.optim.state import class_name, make_room, names_of, state_of
 from olm_train.parallel.apply import reshard, spread
 from olm_train.parallel.config import DTYPES, DataParallelConfig, DataParallelType
 from olm_train.stability.gate import FiniteGate, NonFinite

@@ -66,7 +66,3 @@ def main(checkpoints: tuple[str, ...], output: str, weights: str, as_json: bool)
     folder, merge = merge_checkpoints(found, chosen, output)
     emit(merge, as_json)
     say(f"the mean of {merge.count:,} weights: {folder}")
-
-
-if __name__ == "__main__":
-    main(prog_name="olm-train merge")

@@ -103,13 +103,13 @@ class LoadedModel:
             text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
-    def engine(self, max_rows: int = MAX_ROWS) -> Engine:
-        """Return an engine on it."""
+    def engine(self, max_rows: int = MAX_ROWS, *, context: int | None = None) -> Engine:
+        """Return an engine on it; `context`: tokens that it looks at, as many as it does."""
         return Engine(
             runner_of(self.model, self.device),
             self.tokenizer,
             ends=self.rules.ends,
-            context=self.context,
+            context=context or self.context,
             max_rows=max_rows,
         )
 

@@ -36,9 +36,8 @@ from olm_data.extras import needs
 from olm_train.data.batch import Batch
 from olm_train.distributed.world import World, local_device
 from olm_train.extensions.downstream.tasks import RequestRows
-from olm_train.extensions.generate.engine import MAX_ROWS, Engine, TextRequest
+from olm_train.extensions.generate.engine import MAX_ROWS, TextRequest
 from olm_train.extensions.generate.loaded import LoadedModel
-from olm_train.extensions.generate.runner import runner_of
 from olm_train.extensions.generate.sampling import Sampling
 from olm_train.extensions.generate.template import Message
 from olm_train.model.decoder import Decoder
@@ -338,13 +337,7 @@ class OlmLM(TemplateLM):
         lost = np.array([dropped for _, dropped in prompts], np.int64)
         self._lost(lost, "prompts and their answers are", "prompts")
         loaded = self.loaded
-        engine = Engine(
-            runner_of(loaded.model, self._device),
-            loaded.tokenizer,
-            ends=loaded.rules.ends,
-            context=self.max_length,
-            max_rows=self._texts,
-        )
+        engine = loaded.engine(self._texts, context=self.max_length)
         writings = [
             engine.add(
                 TextRequest(

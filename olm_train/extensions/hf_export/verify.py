@@ -91,7 +91,25 @@ def lengths_of(config: DecoderConfig) -> tuple[int, ...]:
     return tuple(sorted({min(length, most) for length in found}))
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from drawing bars and warning of prompts that are long on purpose."""
+    from transformers.utils import logging as module
+
+    logging: Any = module  # it has no types
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
+
+
 @torch.no_grad()
+@_quiet()
 def prove(
     folder: Path,
     model: Decoder,
@@ -112,37 +130,10 @@ def prove(
     """
     import transformers
 
-    with _quiet():
-        return _compared(transformers, folder, model, eos, batch)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers from drawing bars and warning of prompts that are long on purpose."""
-    from transformers.utils import logging as module
-
-    logging: Any = module  # it has no types
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def _compared(
-    transformers: Any,
-    folder: Path,
-    model: Decoder,
-    eos: Sequence[int],
-    batch: Sequence[tuple[Tensor, Tensor, Tensor]],
-) -> ModelProof:
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(
         str(folder), dtype=torch.float32, local_files_only=True
-    ).eval()
+    )
+    theirs.eval()
     config, reader = model.config, f"transformers {transformers.__version__}"
     generator = torch.Generator().manual_seed(len(eos) + 7)
     largest = difference = 0.0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from olm_train.extensions.ladder.law import EPOCH, Floats, Law, gradients
+from olm_train.extensions.ladder.law import EPOCH, Floats, Law, gradients, theta_of
 
 SEPARATED = 1.0
 """Relative standard error from which on an exponent is not told from 0."""
@@ -92,10 +92,7 @@ class Design(NamedTuple):
         """Return the slopes of the logarithms of losses, by the parameters: [runs, 5]."""
         centre = np.log(self.parameters).mean(), np.log(self.tokens).mean()
         size, length = np.log(parameters) - centre[0], np.log(tokens) - centre[1]
-        law = self.law
-        log_a, log_b = np.log(law.A) - law.alpha * centre[0], np.log(law.B) - law.beta * centre[1]
-        theta = np.array([law.E, log_a, law.alpha, log_b, law.beta])
-        predicted, slopes = gradients(theta, size, length)
+        predicted, slopes = gradients(theta_of(self.law, centre), size, length)
         return slopes / predicted[:, None]
 
     def covariance(self) -> Floats:

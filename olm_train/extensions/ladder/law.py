@@ -93,7 +93,7 @@ def resampled(runs: Runs, law: Law, draws: int, seed: int = 0) -> list[Law]:
     drawn = random.choice(errors - errors.mean(), (draws, len(errors)))
     drawn *= np.sqrt(len(errors) / random.chisquare(free, (draws, 1)))
     losses = predicted * np.maximum(1 + drawn, 0.1)
-    start = np.repeat(_theta(law, centre)[None], draws, axis=0)
+    start = np.repeat(theta_of(law, centre)[None], draws, axis=0)
     found = _refined(start, size, length, losses)
     return [_law(theta, centre) for theta in found]
 
@@ -121,7 +121,8 @@ def _law(theta: Floats, centre: tuple[float, float]) -> Law:
     return Law(e, float(a), alpha, float(b), beta)
 
 
-def _theta(law: Law, centre: tuple[float, float]) -> Floats:
+def theta_of(law: Law, centre: tuple[float, float]) -> Floats:
+    """Return (E, log A, alpha, log B, beta), of logarithms about their means."""
     a, b = np.log(law.A) - law.alpha * centre[0], np.log(law.B) - law.beta * centre[1]
     return np.array([law.E, a, law.alpha, b, law.beta])
 

@@ -9,14 +9,12 @@ their shares. A source more leaves the points there are as they are: its share i
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -45,7 +43,7 @@ from olm_train.duration import Duration
 from olm_train.estimate.flops import document_pairs, num_flops_per_token
 from olm_train.extensions.ladder.config import refuse_units
 from olm_train.extensions.ladder.law import Floats
-from olm_train.extensions.ladder.plan import COMMON, refuse_growing, resolved, sets_of
+from olm_train.extensions.ladder.plan import COMMON, digest_of, refuse_growing, resolved, sets_of
 from olm_train.extensions.ladder.run import LadderRun, LadderRuns, losses
 from olm_train.extensions.ladder.simplex import PARTS, Region, unlike
 from olm_train.run.config import RunConfig
@@ -256,19 +254,14 @@ class Search:
 
     def digest(self, shares: Mapping[str, float]) -> str:
         """Return the digest of what a mixture is trained as."""
-        content: dict[str, Any] = self.run.as_dict()
-        for name in ("save_folder", "work_dir"):
-            content["trainer"].pop(name, None)
         lock = self.lock
-        content["data_loader"]["mixture"] = {
-            "rows": [lock.seed, lock.sequence_length, lock.packing.name, lock.order.name],
-            "sources": {
-                s.name: [shares[s.name], msgspec.to_builtins(s) | {"max_epochs": ""}]
-                for s in lock.sources
-                if s.name in shares
-            },
+        sources = {
+            s.name: [shares[s.name], msgspec.to_builtins(s) | {"max_epochs": ""}]
+            for s in lock.sources
+            if s.name in shares
         }
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        rows = [lock.seed, lock.sequence_length, lock.packing.name, lock.order.name]
+        return digest_of(self.run, {"rows": rows, "sources": sources})
 
     def plan(self) -> SearchPlan:
         """Return the points: baselines, those there are, and others far from them.

@@ -21,7 +21,6 @@ import numpy as np
 
 from olm_data.config.values import Values
 from olm_data.errors import InputError, UsageError, suggest
-from olm_data.mixture.lock import Lock
 from olm_data.printing import Columns, Share
 from olm_train.data.loader import DataLoader
 from olm_train.duration import run_length
@@ -215,7 +214,7 @@ def _of_size(ladder: LadderConfig, options: tuple[str, ...]) -> list[Rung]:
     rungs = []
     for count in reversed(steps):
         mine = (*options, f"--trainer.max_duration={{value: {count}, unit: steps}}")
-        digest = _digest(resolved(ladder.base, mine), lock)
+        digest = digest_of(resolved(ladder.base, mine), lock.digest)
         tokens, lr = count * batch, config.train_module.optim.lr
         name = f"n{size}-d{tokens}-lr{lr:g}-b{batch}-{digest[:8]}"
         first = starts.get(count, 0)
@@ -247,10 +246,10 @@ def _of_size(ladder: LadderConfig, options: tuple[str, ...]) -> list[Rung]:
     return rungs
 
 
-def _digest(config: RunConfig, lock: Lock) -> str:
+def digest_of(config: RunConfig, mixture: object) -> str:
     """Return the digest of what a point comes to: its configuration without its folder."""
     content = config.as_dict()
     for name in ("save_folder", "work_dir"):
         content["trainer"].pop(name, None)
-    content["data_loader"]["mixture"] = lock.digest
+    content["data_loader"]["mixture"] = mixture
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

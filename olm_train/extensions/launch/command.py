@@ -28,7 +28,7 @@ from olm_train.extensions.launch.config import LaunchConfig
 with needs("training"):
     from olm_data.mixture.lock import Lock
     from olm_train.checkpoint.documents import default_work_dir
-    from olm_train.extensions.launch.jobs import IMAGES, SCHEDULERS, LaunchJob, job
+    from olm_train.extensions.launch.jobs import IMAGES, SCHEDULERS, job
     from olm_train.extensions.launch.snapshot import Snapshot, Taken, checkout, installed, take
     from olm_train.run.config import RunConfig
 
@@ -89,11 +89,6 @@ def take_for(to: str, config: LaunchConfig, here: Path, *, keep: bool) -> Taken:
     )
 
 
-def submit(found: LaunchJob, path: Path) -> None:
-    """Hand a file to its scheduler. Raises as `ask`."""
-    ask((*found.command, str(path)), f"submit {path} from a machine that has it")
-
-
 def ask(command: Sequence[str], otherwise: str, *, stdout: int | None = None) -> str:
     """Run a scheduler's program; return what it says, "" where `stdout` is None: it prints it.
 
@@ -146,4 +141,4 @@ def main(config: str, to: str, dry_run: bool) -> None:
     say(f"snapshot {taken.folder}\nfile {path}")
     if to == "local":  # signals are then its own
         os.execvp(found.command[0], [*found.command, str(path)])
-    submit(found, path)
+    ask((*found.command, str(path)), f"submit {path} from a machine that has it")

@@ -17,7 +17,6 @@ Read and written here only, each by one process at a time.
 from __future__ import annotations
 
 import http.client
-import os
 import threading
 import time
 import urllib.error
@@ -34,7 +33,7 @@ from olm_data.bounded_json import MalformedJson, decode
 from olm_data.errors import OlmError, ResourceError, StorageError, printable
 from olm_data.redaction import redacted
 from olm_data.regular_files import read_regular
-from olm_data.storage.disk import write_durable
+from olm_data.run_log.lines import replace_file
 from olm_train.callbacks.notice import ENDS, Event, Notice, payload
 
 WATCHED = "watched.json"
@@ -95,9 +94,7 @@ class SentLog:
         """
         told = Told(notice.event, notice.step, now)
         self._content = Notified(told=(*self._content.told, told)[-MOST_KEPT:])
-        temporary = self._path.with_name(self._path.name + ".tmp")
-        write_durable(temporary, msgspec.json.encode(self._content))
-        os.replace(temporary, self._path)
+        replace_file(self._path, msgspec.json.encode(self._content))
 
 
 TIMEOUT = 5.0

@@ -14,15 +14,15 @@ Pure.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Literal
 
 from olm_data.bounded_json import JsonObject
 from olm_data.config.convert import as_dict
 from olm_train.estimate.gpus import Gpu
-from olm_train.estimate.memory import TrainingTensors, memory_of_step
+from olm_train.estimate.memory import Memory, TrainingTensors, memory_of_step
 from olm_train.estimate.sharding import Machine, candidates
 from olm_train.model.config import DecoderConfig
 from olm_train.model.loss_config import LossConfig
@@ -131,8 +131,15 @@ def recipe(name: str, gpu: Gpu) -> PresetOptions | None:
     gpus = 1
     while gpus <= MOST_GPUS:
         machine = Machine(world_size=gpus, nodes=-(-gpus // PER_MACHINE), memory=gpu.memory)
-        need = _Need(model, row, machine, counted)
-        module = _first_fit(start, need, gpu.budget)
+        need = partial(
+            memory_of_step,
+            model,
+            sequence_length=row,
+            world_size=gpus,
+            nodes=machine.nodes,
+            counted=counted,
+        )
+        module = _first_fit(start, machine, need, gpu.budget)
         if module is not None:
             return PresetOptions(
                 preset=name,
@@ -141,49 +148,34 @@ def recipe(name: str, gpu: Gpu) -> PresetOptions | None:
                 nodes=machine.nodes,
                 sequence_length=row,
                 module=module,
-                memory=need.of(module),
-                accumulates=need.of(module, micro_batches=2) <= gpu.budget,
+                memory=need(module).total,
+                accumulates=need(module, micro_batches=2).total <= gpu.budget,
             )
         gpus *= 2
     return None
 
 
-@dataclass(frozen=True)
-class _Need:
-    """What a rank of a machine needs, for one model and row."""
-
-    model: DecoderConfig
-    sequence_length: int
-    machine: Machine
-    counted: TrainingTensors
-
-    def of(self, module: TransformerTrainModuleConfig, *, micro_batches: int = 1) -> int:
-        """Return bytes."""
-        return memory_of_step(
-            self.model,
-            module,
-            sequence_length=self.sequence_length,
-            world_size=self.machine.world_size,
-            nodes=self.machine.nodes,
-            micro_batches=micro_batches,
-            counted=self.counted,
-        ).total
-
-
 def _first_fit(
-    start: TransformerTrainModuleConfig, need: _Need, budget: int
+    start: TransformerTrainModuleConfig,
+    machine: Machine,
+    need: Callable[[TransformerTrainModuleConfig], Memory],
+    budget: int,
 ) -> TransformerTrainModuleConfig | None:
-    """Return the options that fit this many GPUs, None if there are none."""
-    row = need.sequence_length
-    ways = list(_ways(need.machine, start))
-    if need.of(replace(ways[-1], rank_microbatch_size=row)) > budget:
+    """Return the options that fit this many GPUs, None if there are none.
+
+    Args:
+        start: with micro-batches of a row.
+        need: what a rank needs with some options.
+    """
+    row, ways = start.rank_microbatch_size, list(_ways(machine, start))
+    if need(ways[-1]).total > budget:
         return None  # the last one needs the least
     for tokens in dict.fromkeys((max(row, ENOUGH_TOKENS), row)):
         for way in ways:
             fitting = None
             while tokens <= max(row, MOST_TOKENS):
                 larger = replace(way, rank_microbatch_size=tokens)
-                if need.of(larger) > budget:
+                if need(larger).total > budget:
                     break
                 fitting, tokens = larger, 2 * tokens
             if fitting is not None:
@@ -210,7 +202,7 @@ def _ways(
                     )
 
 
-@functools.cache
+@cache
 def counted_tensors(name: str, attention: str = ATTENTION) -> TrainingTensors:
     """Return the tensors of preset `name` and of AdamW."""
     return TrainingTensors.count(_with(name, attention), AdamWConfig())

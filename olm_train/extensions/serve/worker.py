@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from olm_data.errors import InputError, OlmError, ResourceError
 from olm_train.extensions.generate.engine import (
@@ -135,12 +134,7 @@ class Worker:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._asked.put(None)
         self._thread.join()
 

@@ -134,7 +134,3 @@ def main(run: Path, to: str, name: str | None, project: str | None, dry_run: boo
         return
     fed = replay(run, callback, config)
     click.echo(f"{callback.kind}: {fed:,} steps brought, up to step {last_step(run):,}")
-
-
-if __name__ == "__main__":
-    main(prog_name="olm-train track")

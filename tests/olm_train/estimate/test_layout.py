@@ -79,7 +79,7 @@ def needs(run: SharedRun, axes: int) -> list[int]:
                 continue
             try:
                 module = replace(run.module, **options)
-                readers = module.mesh(machine.world_size, machine.nodes).place(0).readers
+                readers = module.mesh(machine.world_size, machine.nodes).readers
             except UsageError:
                 continue
             for _, dp in candidates(
@@ -125,7 +125,7 @@ def test_what_is_chosen_fits_and_nothing_simpler_does(
     none: dict[str, Any] = {f"{axis}_config": None for axis in KINDS} | {"cp_config": cp}
     assert replace(found, **none, dp_config=module.dp_config) == module
     more = len(degrees) - len(degrees_of(module))
-    count = run.micro_batches(found.mesh(ranks, nodes).place(0).readers)[0]
+    count = run.micro_batches(found.mesh(ranks, nodes).readers)[0]
     need = memory_of_step(
         model, found, sequence_length=256, world_size=ranks, nodes=nodes, micro_batches=count
     ).total

@@ -12,7 +12,8 @@ from torch import nn
 
 from olm_data.config.convert import as_dict
 from olm_data.errors import UsageError
-from olm_train.optim.given import built, given_optim, names_of
+from olm_train.optim.given import built, given_optim
+from olm_train.optim.state import names_of
 
 
 def test_its_configuration_tells_what_it_is_and_builds_it() -> None:

@@ -13,23 +13,11 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-)
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
 
 from olm_data.errors import UsageError
+from olm_train.distributed.world import World
 from olm_train.parallel.mesh import (
     COUNTS,
     CUT,
@@ -42,9 +30,7 @@ from olm_train.parallel.mesh import (
     Axis,
     Held,
     Mesh,
-    Place,
     divisors,
-    writers,
 )
 
 MOST = 64
@@ -90,8 +76,11 @@ def coordinates(mesh: Mesh) -> list[dict[Axis, int]]:
 
 
 @cache
-def places(mesh: Mesh) -> list[Place]:
-    return [mesh.place(rank) for rank in range(mesh.size)]
+def places(mesh: Mesh) -> list[World]:
+    return [
+        World(rank=rank, size=mesh.size, sharers=mesh.cp * mesh.tp, stages=mesh.pp)
+        for rank in range(mesh.size)
+    ]
 
 
 def at(mesh: Mesh, axes: Axes) -> list[tuple[int, ...]]:
@@ -161,7 +150,7 @@ def test_each_row_is_read_by_the_ranks_that_share_its_tokens_and_no_other(
 ) -> None:
     for mesh in every:
         readers = mesh.dp_replicate * mesh.dp_shard
-        assert {place.readers for place in places(mesh)} == {readers}
+        assert {place.readers for place in places(mesh)} == {readers} == {mesh.readers}
         by_reader: dict[int, list[int]] = {reader: [] for reader in range(readers)}
         for rank, place in enumerate(places(mesh)):
             by_reader[place.reader].append(rank)
@@ -184,10 +173,8 @@ def test_counts_and_losses_meet_each_token_once(every: list[Mesh]) -> None:
         whole = once([*itertools.product(*parts)])
         for group in partition(mesh, COUNTS):
             assert summed(group, tokens) == whole, mesh
-            assert {places(mesh)[rank].counts for rank in group} == {group}
         for group in partition(mesh, LOSSES):
             assert summed(group, losses) == whole, mesh
-            assert {places(mesh)[rank].losses for rank in group} == {group}
 
 
 def tokens_of(mesh: Mesh, kind: str) -> list[list[Hashable]]:
@@ -235,9 +222,7 @@ def test_a_norm_meets_each_shard_once(every: list[Mesh], kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_copies_of_a_shard_are_one_group_and_one_of_them_writes_it(
-    every: list[Mesh], kind: str
-) -> None:
+def test_copies_of_a_shard_are_one_group(every: list[Mesh], kind: str) -> None:
     held = KINDS[kind]
     for mesh in every:
         holders: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -245,43 +230,6 @@ def test_copies_of_a_shard_are_one_group_and_one_of_them_writes_it(
             holders[shard] = (*holders.get(shard, ()), rank)
         copies = partition(mesh, held.copies)
         assert sorted(holders.values()) == sorted(copies), mesh
-        tensors = [(group, size) for size in (5, 3, 2) for group in copies]
-        chosen = writers(tensors)
-        assert all(w in group for w, (group, _) in zip(chosen, tensors, strict=True)), mesh
-        assert Counter(chosen).keys() >= {group[0] for group in copies}
-
-
-@given(st.integers(1, 8), st.data())  # of so few torch takes the first, too
-def test_the_writers_are_those_that_the_plan_of_torch_chooses(
-    ranks: int, data: st.DataObject
-) -> None:
-    some = st.sets(st.integers(0, ranks - 1), min_size=1).map(sorted)
-    parts = data.draw(st.lists(st.tuples(some, st.integers(1, 50)), max_size=20))
-    # the plans name parts in the order of the ranks that hold them
-    parts = sorted(parts, key=lambda part: part[0][0])
-    items = [_item(number, size) for number, (_, size) in enumerate(parts)]
-    plans = [
-        SavePlan([item for item, (who, _) in zip(items, parts, strict=True) if rank in who])
-        for rank in range(ranks)
-    ]
-    chosen = dedup_save_plans(plans)
-    by_torch = {
-        int(item.index.fqn): rank for rank, plan in enumerate(chosen) for item in plan.items
-    }
-    assert dict(enumerate(writers(parts))) == by_torch
-
-
-def _item(number: int, size: int) -> WriteItem:
-    shape = torch.Size([size])
-    return WriteItem(
-        MetadataIndex(str(number), torch.Size([0])),
-        WriteItemType.SHARD,
-        tensor_data=TensorWriteData(
-            ChunkStorageMetadata(torch.Size([0]), shape),
-            TensorProperties(dtype=torch.uint8),
-            shape,
-        ),
-    )
 
 
 def test_eight_ranks_by_hand() -> None:
@@ -294,7 +242,8 @@ def test_eight_ranks_by_hand() -> None:
     assert mesh.groups("dp_replicate") == mesh.groups("pp") == ()
     assert mesh.groups("dp_shard", "cp") == ((0, 2, 4, 6), (1, 3, 5, 7))
     assert mesh.groups(*COUNTS) == (tuple(range(8)),)
-    assert [mesh.place(rank).reader for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [world.reader for world in places(mesh)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert mesh.readers == 2
 
 
 @pytest.mark.parametrize(
@@ -303,7 +252,7 @@ def test_eight_ranks_by_hand() -> None:
 def test_one_rank_has_no_group_and_sums_with_itself(alone: Mesh) -> None:
     assert alone.size == 1
     assert not any(alone.groups(axis) for axis in WEIGHTS + EXPERTS)
-    assert alone.place(0).counts == alone.place(0).losses == (0,)
+    assert alone.group(0, *COUNTS) == alone.group(0, *LOSSES) == (0,)
 
 
 @given(st.integers(1, MOST), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.data())

@@ -198,7 +198,7 @@ def judge(mesh: Mesh, exchange: str = "gather") -> None:
             made.append((model, cut))
         (spread, cut), (model, parts) = made
         apply.parallelize(
-            spread, DataParallelConfig(param_dtype="float32"), world, cp=mesh.cp, tensor=cut
+            spread, DataParallelConfig(param_dtype="float32"), world, mesh=mesh, tensor=cut
         )
         types = {name: summed_over(p, mesh) for name, p in spread.named_parameters()}
         model.to_empty(device="cpu")

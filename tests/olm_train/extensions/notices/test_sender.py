@@ -195,8 +195,7 @@ def test_a_damaged_file_is_said_and_begun_anew(tmp_path: Path, content: bytes) -
 def test_the_file_does_not_grow_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("olm_train.extensions.notices.sender.write_durable", lambda *_: None)
-    monkeypatch.setattr("os.replace", lambda *_: None)
+    monkeypatch.setattr("olm_train.extensions.notices.sender.replace_file", lambda *_: None)
     log = SentLog(tmp_path / NOTIFIED)
     for step in range(MOST_KEPT + 5):
         log.add(notice(step=step), 1.0)
