@@ -35,6 +35,7 @@ from olm_train.checkpoint.manifest import (
 from olm_train.checkpoint.state import StateDict, flatten, put_back, split
 from olm_train.checkpoint.tensors import MAX_BYTES, Index, fill
 from olm_train.distributed.world import World
+from olm_train.model.flat_form import from_flat
 from olm_train.model.shards import misfits, shapes
 
 
@@ -125,7 +126,7 @@ class Checkpoint:
         config = self.read_json(CONFIG)
         if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
             raise ValidationError(f"{CONFIG} is not the configuration of a run", where=self.folder)
-        return config
+        return {**config, "model": from_flat(config["model"])}
 
     @cached_property
     def index(self) -> Index:

@@ -26,6 +26,7 @@ from olm_data.errors import InputError, UsageError, ValidationError, printable
 from olm_data.storage.store import absolute
 from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
 from olm_train.model.decoder import Decoder
+from olm_train.model.flat_form import from_flat
 from olm_train.model.presets import PARTS
 from olm_train.model.weights_folder import ExportedWeights, kept, load_exported
 
@@ -145,7 +146,7 @@ def parse_model(
         if is_import_path(model.get("name")):
             kind = _class(model["name"], DecoderConfig, {}, trust, where)
             model = {key: value for key, value in model.items() if key != "name"}
-        config = {"model": model}
+        config = {"model": (model := from_flat(model))}
         own = own_parts(model)
         for path in own - {*known}:
             _require_trust(path, trust, where)

@@ -134,7 +134,9 @@ def _resolve(arguments: Arguments) -> RunConfig:
         values.override("--trainer.callbacks.environment.strict=true")
 
     from olm_data.config.schema import check_names
+    from olm_train.model.flat_form import refuse_flat
 
+    refuse_flat(values)
     check_names(json.loads(SCHEMA.read_bytes()), values)
 
     from olm_train.run.config import RunConfig

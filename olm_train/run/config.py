@@ -57,6 +57,7 @@ from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.layout import choose
 from olm_train.estimate.sharding import CHOSEN, Goal, Machine
 from olm_train.model.config import DecoderConfig
+from olm_train.model.flat_form import from_flat
 from olm_train.model.init import RULE
 from olm_train.model.presets import by_name, overlaid, written_shape
 from olm_train.model.upcycle import begun_feed_forward, refuse_unequal
@@ -519,6 +520,8 @@ def config_diff(run: str, config: RunConfig) -> list[str]:
             "the saved configuration is not a JSON object", where=str(path)
         ) from error
     try:
+        if isinstance(saved.get("model"), dict):
+            saved["model"] = from_flat(saved["model"])
         there = parse(RunConfig, Values(saved, file=str(path), folder=_folder_of_paths(path)))
         old, notes = there.on_device(here)[0].as_dict(), []
     except UsageError as error:
