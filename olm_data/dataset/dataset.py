@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import overload
 
+import msgspec
 import numpy as np
 
 from olm_data.config.arguments import checked
@@ -21,7 +22,7 @@ from olm_data.config.hints import PositiveInt
 from olm_data.dataset.docs import KeptValue
 from olm_data.dataset.labels import trained
 from olm_data.dataset.manifest import Manifest, read_manifest
-from olm_data.dataset.record import damaged
+from olm_data.dataset.record import damaged, tokens_suffix
 from olm_data.dataset.shard import Shard, Verify
 from olm_data.dataset.tokenizer import own_tokenizer
 from olm_data.storage.objects import Options, use_options
@@ -237,7 +238,8 @@ class Dataset(Sequence[Document]):
 
     def tokens_name(self, index: int) -> str:
         """Return the name of the token file of shard `index`."""
-        return self.manifest.tokens_name(self.manifest.shards[index])
+        info = self.manifest.shards[index]
+        return info.file or info.name + tokens_suffix(self.manifest.container)
 
     def open_shard(self, index: int, *, copy: str | None = None) -> Shard:
         """Open and check shard `index` for a caller that keeps it itself.
@@ -248,12 +250,18 @@ class Dataset(Sequence[Document]):
         Raises:
             ValidationError: the shard's files disagree with the manifest.
         """
+        info = self.manifest.shards[index]
         return Shard(
             self.store if copy is None else Store(copy),
-            self.manifest.shards[index],
+            info.name,
             dtype=self.dtype,
+            tokens=info.tokens,
+            documents=info.documents,
+            sha256=info.sha256,
             verify=self.verify,
             container=self.manifest.container,
+            file=info.file or None,
+            runs=None if info.runs is msgspec.UNSET else info.runs,
             mapped=copy is None,
         )
 

@@ -10,16 +10,14 @@ ids, unpickle.
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from olm_data.dataset.docs import DocumentRows
 from olm_data.dataset.inputs import Container
-from olm_data.dataset.manifest import ShardInfo
+from olm_data.dataset.manifest import ShardDigests
 from olm_data.dataset.record import (
     HEADER_BYTES,
     RECORD,
@@ -44,10 +42,15 @@ class Shard:
 
     Args:
         store: dataset folder.
-        info: what the manifest says of it.
+        name: shard name.
         dtype: dtype of the tokens, from the manifest.
+        tokens: token count, from the manifest.
+        documents: document count, from the manifest.
+        sha256: digests of its files, from the manifest.
         verify: `lazy` checks each 64 KiB block of tokens on first touch, `full` all of them now.
         container: whether the tokens have a NumPy header, from the manifest.
+        file: name of the token file where it is not the shard's own, from the manifest.
+        runs: entries of its labels file, from the manifest; None where it has none.
         mapped: read local files through memory maps; else by calls, which survive that a file is
             cut short or removed.
 
@@ -66,35 +69,40 @@ class Shard:
     def __init__(
         self,
         store: Store,
-        info: ShardInfo,
+        name: str,
         *,
         dtype: np.dtype[Any],
+        tokens: int,
+        documents: int,
+        sha256: ShardDigests,
         verify: Verify,
         container: Container = "npy",
+        file: str | None = None,
+        runs: int | None = None,
         mapped: bool = True,
     ) -> None:
         self.mapped = mapped and not store.remote
-        self.store, self.name, self.verify, self._sha256 = store, info.name, verify, info.sha256
-        self.dtype, self._tokens = np.dtype(dtype), info.tokens
+        self.store, self.name, self.verify, self._sha256 = store, name, verify, sha256
+        self.dtype, self._tokens, self._documents = np.dtype(dtype), tokens, documents
         self._record: ShardRecord | None = None
         self._unchecked: bytearray | None = None  # 1 a block that was not read yet; a byte each
-        self.docs = DocumentRows(store, info.name, info.documents)
-        self.tokens_name = info.file or info.name + tokens_suffix(container)
+        self.docs = DocumentRows(store, name, documents)
+        self.tokens_name = file or name + tokens_suffix(container)
         self._header = tokens_header(container)
-        header = file_header(container, self.dtype, info.tokens)
-        self._check_file(self.tokens_name, header, info.tokens, self.dtype.itemsize)
-        self.ends = self._read_rising(ENDS, info.documents, info.sha256.ends, "document")
+        header = file_header(container, self.dtype, tokens)
+        self._check_file(self.tokens_name, header, tokens, self.dtype.itemsize)
+        self.ends = self._read_rising(ENDS, documents, sha256.ends, "document")
         if len(self.ends) and self.ends[0] == 0:
-            raise damaged(store.url(info.name + ENDS), "the document ends do not rise")
+            raise damaged(store.url(name + ENDS), "the document ends do not rise")
         self.labels: np.ndarray | None = None
-        if info.runs is not msgspec.UNSET:
-            self.labels = self._read_rising(LABELS, info.runs, info.sha256["labels"], "run")
+        if runs is not None:
+            self.labels = self._read_rising(LABELS, runs, str(sha256.labels), "run")
         self._bytes: np.ndarray | None = None
         if self.mapped:
             self._bytes = mapped_bytes(store, self.tokens_name)
             self.tokens: np.ndarray = self._bytes[self._header :].view(self.dtype)
         if verify == "full":
-            self.check(0, info.tokens)
+            self.check(0, tokens)
 
     @property
     def record(self) -> ShardRecord:
@@ -194,7 +202,7 @@ class Shard:
             data = np.frombuffer(self._read_whole(kind, len(header) + 8 * count), np.uint8)
         else:  # mapped, so that thousands of open shards keep none of it in memory
             data = mapped_bytes(self.store, self.name + kind)
-        if self.verify != "off" and hashlib.sha256(data.data).hexdigest() != sha256:
+        if self.verify != "off" and _sha256(data.data) != sha256:
             raise damaged(url, f"the {one} ends do not match their digest in the manifest")
         values = data[HEADER_BYTES:].view(np.uint64)
         if np.any(values[1:] <= values[:-1]):
@@ -208,3 +216,9 @@ class Shard:
             return self.store.read(self.name + kind, limit=limit)
         except FileNotFoundError as error:
             raise damaged(self.store.url(self.name + kind), "the file is missing") from error
+
+
+def _sha256(data: bytes | memoryview) -> str:
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()

@@ -15,7 +15,7 @@ from support.plans import plan_of
 
 from olm_data.dataset.account import InputAccount, check_accounts, totals_by_input
 from olm_data.dataset.inputs import Unit
-from olm_data.dataset.manifest import ShardDigests, ShardInfo
+from olm_data.dataset.manifest import ShardDigests
 from olm_data.dataset.record import HEADER_BYTES, TOKENS, npy_header, window_counts
 from olm_data.dataset.shard import ENDS, Shard
 from olm_data.storage.store import Store
@@ -36,11 +36,13 @@ def test_tokens_beyond_2_to_the_32_are_read_where_they_are(dtype: str, tmp_path:
             file.write(np.array([place % 60_000], kind).tobytes())
     ends = npy_header(np.dtype(np.uint64), 4) + ENDS_OF.tobytes()
     (tmp_path / f"shard-00000{ENDS}").write_bytes(ends)
-    digests = ShardDigests("", hashlib.sha256(ends).hexdigest(), "", "")
     shard = Shard(
         Store(tmp_path),
-        ShardInfo("shard-00000", total, 4, 0, 0, digests),
+        "shard-00000",
         dtype=kind,
+        tokens=total,
+        documents=4,
+        sha256=ShardDigests("", hashlib.sha256(ends).hexdigest(), "", ""),
         verify="off",
     )
     last = (total - 1) % 60_000
