@@ -83,6 +83,18 @@ def begun(lock: Lock) -> Lock:
     return begun
 
 
+def as_far_as_there(lock: Lock) -> Lock:
+    """Return the lock with all groups that are there; itself where none follows.
+
+    Raises:
+        UsageError: all text is there, and a source is drawn beyond its `max_epochs`.
+        ValidationError: the shards of a dataset are not those that the lock was made from.
+    """
+    while (longer := grown(lock)) is not None:
+        lock = longer
+    return lock
+
+
 def grown(lock: Lock) -> Lock | None:
     """Return the lock with the next group of each source; None where one is not there yet."""
     order, groups = lock.order, dict[int, Group]()

@@ -31,9 +31,9 @@ from olm_data.dataset.view import View, ViewInfo
 from olm_data.decoding import convert
 from olm_data.errors import InputError, UsageError, ValidationError, printable
 from olm_data.mixture.arriving import (
+    as_far_as_there,
     begun,
     first_group,
-    grown,
     publish_arrived,
     refuse_counted,
 )
@@ -227,9 +227,7 @@ class MixPlan:
         if not isinstance(self.mixture.order, ArrivingKeys):
             refuse_exhausted(self.mixture, lock.sources, stages)
         lock = msgspec.structs.replace(lock, digest=lock.compute_digest())
-        while (longer := grown(lock)) is not None:
-            lock = longer
-        return lock
+        return as_far_as_there(lock)
 
     def without_stages(self) -> Lock:
         """Compile the sources alone; raises as `compile`."""

@@ -255,16 +255,17 @@ class Fence:
         """Name of the lease."""
         return _name(self.prefix, self.number)
 
-    def check(self) -> Seen:
-        """Make sure that this is still the lease that holds; one read and one listing.
-
-        Returns:
-            The lease as it is.
+    def check(self) -> None:
+        """Make sure that this is still the lease that holds.
 
         Raises:
             LeaseLostError: it was taken over.
             StorageError: the store does not answer.
         """
+        self.look()
+
+    def look(self) -> Seen:
+        """Return the lease as it is, if it holds, as `check`; one read and one listing."""
         # first: NFS asks the server for what it opens
         seen = read_versioned(self.store, self.name, BYTES)
         mine = Record.decode(seen.data) if seen is not None else None
@@ -300,23 +301,14 @@ class Lease:
         self._thread = threading.Thread(target=self._beat_on, name="lease", daemon=True)
         self._thread.start()
 
-    def check(self) -> Seen:
+    def check(self) -> None:
         """Make sure that this lease still holds: before every act that others can see.
-
-        Returns:
-            The lease as it is.
 
         Raises:
             LeaseLostError: it was taken over.
             StorageError: the store does not answer.
         """
-        if self.lost is not None:
-            raise self.lost
-        try:
-            return self.fence.check()
-        except LeaseLostError as error:
-            self.lost = error
-            raise
+        self._look()
 
     def release(self, *, keep: bool) -> None:
         """Give it back, if it is still ours.
@@ -330,7 +322,7 @@ class Lease:
             return
         try:
             if not keep:
-                seen = self.check()
+                seen = self._look()
                 with contextlib.suppress(OlmError):  # whoever may not delete can still write
                     delete_if(self.fence.store, self.fence.name, over=seen)
                     return
@@ -354,6 +346,15 @@ class Lease:
                     self._note(f"warning: the lease cannot be kept fresh: {error}")
                 failed = True
 
+    def _look(self) -> Seen:
+        if self.lost is not None:
+            raise self.lost
+        try:
+            return self.fence.look()
+        except LeaseLostError as error:
+            self.lost = error
+            raise
+
     def _renew(self, *, released: bool = False) -> None:
         """Write the lease over what is there, if that is ours.
 
@@ -362,7 +363,7 @@ class Lease:
             ConflictError: it is ours, and cannot be written as what it was seen to be.
         """
         for again in (True, True, False):
-            seen = self.check()
+            seen = self._look()
             if self._stop.is_set() and not released:
                 return  # else what `release` wrote before this look would be taken back
             self._record = msgspec.structs.replace(

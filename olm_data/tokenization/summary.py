@@ -108,6 +108,30 @@ class Summary:
             ids_found=None if excluded is None else int(found.sum()),
         )
 
+    @property
+    def special_hits(self) -> int:
+        """Strings in the text that spell a special token."""
+        return sum(account.special_hits for account in self.inputs.values())
+
+    @property
+    def replaced(self) -> int:
+        """Documents with U+FFFD for what was not UTF-8."""
+        return sum(account.replaced for account in self.inputs.values())
+
+    @property
+    def cut(self) -> int:
+        """Documents that were cut for their length."""
+        return sum(account.cut for account in self.inputs.values())
+
+    @property
+    def unknown(self) -> tuple[int, int]:
+        """Unknown tokens, and the documents that have some."""
+        accounts = self.inputs.values()
+        return (
+            sum(account.unknown_tokens for account in accounts),
+            sum(account.unknown_documents for account in accounts),
+        )
+
 
 class DroppedOfInput(msgspec.Struct, frozen=True, kw_only=True):
     """An input that lost records, in the result of a run."""
@@ -185,11 +209,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
         """Return the result that a summary tells."""
         manifest, held, totals = summary.manifest, summary.validation, summary.manifest.totals
         copies, digest = manifest.tools.copies, str(manifest.digest)
-
-        def total(name: str) -> int:
-            return sum(getattr(account, name) for account in summary.inputs.values())
-
-        unknown_tokens = total("unknown_tokens")
+        tokens, documents = summary.unknown
         request, validation, notes = summary.request, None, list[str]()
         if held is not None:
             validation = ValidationResult(
@@ -203,7 +223,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
                     f"{counted(totals.documents, 'document')} came to none; give a larger "
                     "--holdout, or cut .txt files into shorter documents with --separator"
                 )
-        if unknown_tokens:
+        if tokens:
             notes.append("the tokenizer does not know some text; --on-unknown drop leaves it out")
         if copies and copies.duplicates:
             notes.append("--dedup exact drops the duplicates")
@@ -219,7 +239,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
             dtype=manifest.dtype,
             tokenizer=f"{request.tokenizer.name}: {rules(request.tokenizer)}",
             trained=manifest.trained,
-            cut=total("cut"),
+            cut=summary.cut,
             selection=selection(request.source),
             dropped=manifest.dropped,
             passed_over=manifest.tools.passed_over,
@@ -228,9 +248,9 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
             content=copies.content if copies else msgspec.UNSET,
             versions=[*(item.parent for item in manifest.additions), digest],
             quarantine=f"{summary.output}/{FOLDER}" if bad_records(manifest.dropped) else None,
-            replaced=total("replaced"),
-            unknown_tokens=unknown_tokens,
-            unknown_documents=total("unknown_documents"),
+            replaced=summary.replaced,
+            unknown_tokens=tokens,
+            unknown_documents=documents,
             inputs_with_drops=[
                 DroppedOfInput(
                     path=path,
@@ -242,7 +262,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
                 if account.dropped
             ],
             validation=validation,
-            special_hits=total("special_hits"),
+            special_hits=summary.special_hits,
             ids_found=summary.ids_found,
             encoder=summary.proof,
             by_reference=summary.by_reference,
@@ -324,10 +344,14 @@ def selection(source: SourcePlan) -> dict[str, str]:
     if source.excluded is not None:
         said["exclude"] = f"{len(source.excluded):,} ids"
     if options.sample is not None:
-        said["sample"] = f"{float(Fraction(options.sample) * 100):.4g}%, seed {options.seed}"
+        said["sample"] = f"{_percent(Fraction(options.sample))}, seed {options.seed}"
     if source.limit is not None:
         said["limit"] = _limit(source)
     return said
+
+
+def _percent(share: Fraction) -> str:
+    return f"{float(share * 100):.4g}%"
 
 
 def _limit(source: SourcePlan) -> str:
