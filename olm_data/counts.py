@@ -94,10 +94,15 @@ def duration(seconds: float) -> str:
 
 def spell_ranges(numbers: Iterable[int], separator: str = ",") -> str:
     """Return `0-2,5` for ascending numbers 0, 1, 2, 5; "" for none."""
-    ranges: list[list[int]] = []
+    return separator.join(f"{a}-{b}" if b > a else f"{a}" for a, b in stretches(numbers))
+
+
+def stretches(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return the stretches (first, last) of ascending numbers, each as long as can be."""
+    found: list[list[int]] = []
     for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
         else:
-            ranges.append([number, number])
-    return separator.join(f"{a}-{b}" if b > a else f"{a}" for a, b in ranges)
+            found.append([number, number])
+    return tuple((first, last) for first, last in found)

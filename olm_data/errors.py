@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterable
 from fractions import Fraction
+from functools import partial
 
 from olm_data.redaction import names_credentials, redacted
 
@@ -46,7 +47,8 @@ class OlmError(Exception):
         return "\n".join(lines)
 
     def __reduce__(self):  # type: ignore[no-untyped-def]  # keeps the parts across processes
-        return _rebuild, (type(self), self.what, self.where, self.why, self.fix)
+        parts = {"where": self.where, "why": self.why, "fix": self.fix}
+        return partial(type(self), self.what, **parts), ()
 
 
 class UsageError(OlmError, ValueError):
@@ -88,12 +90,6 @@ class ConflictError(OlmError):
 def _one_line(text: str) -> str:
     """Return `text` on one line, but for the lines of an indented list."""
     return re.sub(r"\s*\n(?! {4})\s*", " ", text)
-
-
-def _rebuild(
-    kind: type[OlmError], what: str, where: str | None, why: str | None, fix: str | None
-) -> OlmError:
-    return kind(what, where=where, why=why, fix=fix)
 
 
 def nearest_of(name: str, known: Iterable[str]) -> str | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -118,10 +118,9 @@ class BoundedParquet:
 
     def _check_column(self, number: int, name: str) -> None:
         chunk = column_chunk(self._footer, number, self.schema.names.index(name))
-        start = first_page(chunk)
         size = values = 0
         rows, stored = max(self.rows[number], 1), chunk.total_compressed_size
-        for page in pages(self._read_at, start, stored):
+        for page in pages(self._raw, chunk):
             size += page.size
             values += 0 if page.kind == DICTIONARY else page.values
             if page.values > rows or values > rows:
@@ -132,10 +131,6 @@ class BoundedParquet:
                     f"column {name!r} unpacks to more than {MAX_RATIO} times its size: "
                     "it may be a bomb"
                 )
-
-    def _read_at(self, place: int, count: int) -> bytes:
-        self._raw.seek(place)
-        return self._raw.read(count)
 
 
 class _Unread(OSError):
@@ -187,24 +182,26 @@ def first_page(chunk: Any) -> int:
     return min((place for place in places if place is not None and place > 0), default=0)
 
 
-def pages(read: Callable[[int, int], bytes], start: int, size: int) -> Iterator[Page]:
+def pages(file: IO[bytes], chunk: Any) -> Iterator[Page]:
     """Yield the pages of a column chunk.
 
     Args:
-        read: returns up to `n` bytes at a place of the file.
-        start: place of the chunk's first page.
-        size: bytes of all its pages with their headers.
+        file: with the chunk.
+        chunk: what the footer says of it.
 
     Raises:
         ValueError: the headers are not such as can be read, or lead out of the chunk.
     """
-    at, stop = start, start + size
+    at = first_page(chunk)
+    stop = at + chunk.total_compressed_size
     while at < stop:
+        file.seek(at)
+        head = file.read(min(HEADER_BYTES, stop - at))
         try:
-            header = _Compact(read(at, min(HEADER_BYTES, stop - at)))
+            header = _Compact(head)
             fields = header.struct()
         except _EndsEarly:  # other writers put the largest value into it, however large
-            header = _Compact(read(at, min(_MAX_FOOTER, stop - at)))
+            header = _Compact(head + file.read(min(_MAX_FOOTER, stop - at) - len(head)))
             fields = header.struct()
         page = Page(
             kind=_number(fields, _TYPE),

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 
 class ProcessLock:
@@ -21,8 +20,6 @@ class ProcessLock:
     def _begin(self) -> None:
         self._lock = threading.RLock()
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[bool]:
         """Hold it while the body runs."""
-        with self._lock:
-            yield
+        return self._lock

@@ -50,7 +50,6 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
         "fsyncs what was verified: " + _OWN,
     ),
     "olm_data/mixture/like.py": ({"np.load": 1, "np.memmap": 3}, _OWN),
-    "olm_data/packing/row_plan.py": ({"open": 1}, "hashes the plan just packed: " + _OWN),
     "olm_data/extensions/show/token_text.py": (
         {"json.loads": 1},
         "a tokenizer that was parsed before",

@@ -56,10 +56,23 @@ def run_and_print(
     """
     begin = partial(show_progress, verb, as_json=as_json)
     done = run(recipe, dataset=dataset, dry_run=dry_run, begin=begin, alone=True)
+    import msgspec
+
+    from olm_data.tokenization.summary import RunResult, plan_lines
+
     if isinstance(done, Planned):
-        _print_plan(done, as_json=as_json)
-    else:
-        _print_done(done, as_json=as_json)
+        request, runner = done
+        if as_json:
+            click.echo(json.dumps({"output": request.output, **msgspec.to_builtins(request.plan)}))
+            return
+        emit(request.plan, as_json, plan_lines(request, next(request.documents(), None), runner))
+        return
+    result = RunResult.of(done.summary, done.workers)
+    if as_json:
+        done.progress.event("done", **msgspec.to_builtins(result))
+        return
+    emit(result, as_json)
+    note(f"next: olm-data verify {typed(result.output)}")
 
 
 def run(
@@ -158,29 +171,3 @@ def make_runner(recipe: Recipe, places: Sequence[str] = (), *, fork: bool = Fals
         }
         return runner(recipe.workers, **own[recipe.runner])
     return LocalRunner(recipe.workers or granted_cpus(), fork=fork)
-
-
-def _print_plan(planned: Planned, *, as_json: bool) -> None:
-    import msgspec
-
-    from olm_data.tokenization.summary import plan_lines
-
-    request, runner = planned
-    if as_json:
-        click.echo(json.dumps({"output": request.output, **msgspec.to_builtins(request.plan)}))
-        return
-    first = next(request.documents(), None)
-    emit(request.plan, as_json, plan_lines(request, first, runner))
-
-
-def _print_done(done: Done, *, as_json: bool) -> None:
-    import msgspec
-
-    from olm_data.tokenization.summary import RunResult
-
-    result = RunResult.of(done.summary, done.workers)
-    if as_json:
-        done.progress.event("done", **msgspec.to_builtins(result))
-        return
-    emit(result, as_json)
-    note(f"next: olm-data verify {typed(result.output)}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from types import FrameType
 
 import click
 
@@ -34,7 +33,7 @@ def work(
     from olm_data.tokenization import work as verb
 
     # Batch systems end a job by SIGTERM, and after a grace time by SIGKILL.
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     wanted = verb.find_tasks(output, tasks, part)
     done = verb.work(
         output,
@@ -45,7 +44,3 @@ def work(
         trust=trust,
     )
     click.echo(f"{done:,} tasks done, {len(wanted) - done:,} were finished before")
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

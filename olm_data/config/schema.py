@@ -50,7 +50,7 @@ def _check(node: Schema, root: Schema, value: Any, values: Values, path: KeyPath
         known, other = node.get("properties", {}), node.get("additionalProperties")
         for name, item in value.items():
             group = other.get(ENTRY_POINTS) if isinstance(other, dict) else None
-            unknown = other is False or (group and not _has_name(item))
+            unknown = other is False or (group and not (isinstance(item, dict) and "name" in item))
             if name not in known and unknown and not (group and path_of(group, str(name))):
                 elsewhere = () if path else _places(root, str(name))  # typed without its section
                 raise unknown_field(values, (*path, name), known, elsewhere)
@@ -93,10 +93,6 @@ def _names(section: Schema) -> list[Any]:
     """Return the names that a section may have."""
     name = section["properties"].get("name", {})
     return [*name.get("enum", []), name.get("const")]
-
-
-def _has_name(value: Any) -> bool:
-    return isinstance(value, dict) and "name" in value
 
 
 def _named(

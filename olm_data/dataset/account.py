@@ -126,6 +126,13 @@ class InputAccount(
         return self.documents + self.held_out + sum(self.dropped.values())
 
 
+NUMBERS = (
+    *("documents", "held_out", "special_hits", "replaced"),
+    *("unknown_tokens", "unknown_documents", "cut"),
+)
+"""Of the fields of an `InputAccount`, those that add up over its tasks."""
+
+
 def totals_by_input(accounts: Iterable[InputAccount]) -> dict[int, InputAccount]:
     """Return one account for each input: the sums over its tasks, in order of the inputs.
 
@@ -141,16 +148,10 @@ def _total(accounts: Sequence[InputAccount]) -> InputAccount:
     return InputAccount(
         input=accounts[0].input,
         units=(),
-        documents=sum(account.documents for account in accounts),
-        held_out=sum(account.held_out for account in accounts),
         dropped=dropped_of(accounts),
-        special_hits=sum(account.special_hits for account in accounts),
         bad=(),
         sha256="",
-        replaced=sum(account.replaced for account in accounts),
-        unknown_tokens=sum(account.unknown_tokens for account in accounts),
-        unknown_documents=sum(account.unknown_documents for account in accounts),
-        cut=sum(account.cut for account in accounts),
+        **{name: sum(getattr(account, name) for account in accounts) for name in NUMBERS},
     )
 
 

@@ -14,7 +14,7 @@ Also: which documents a fast encoder may encode: those whose ids are proved to b
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 
 from olm_data.bounded_json import digest
+from olm_data.counts import stretches
 from olm_data.dataset.inputs import SpecialPolicy
 from olm_data.decoding import decode_typed
 from olm_data.tokenizer.definition import Form
@@ -109,17 +110,6 @@ def _decoded(data: np.ndarray, at: np.ndarray) -> np.ndarray:
     return points
 
 
-def ranges_of(points: Iterable[int]) -> Ranges:
-    """Return the stretches [first, last] of ascending code points."""
-    stretches: list[list[int]] = []
-    for point in points:
-        if stretches and point == stretches[-1][1] + 1:
-            stretches[-1][1] = point
-        else:
-            stretches.append([point, point])
-    return tuple((first, last) for first, last in stretches)
-
-
 def points_of(ranges: Ranges) -> Iterator[int]:
     """Yield the code points of ranges."""
     return (point for first, last in ranges for point in range(first, last + 1))
@@ -145,7 +135,7 @@ def unsettled(form: Form) -> Ranges:
 
     near = [point for point in chain(*NEAR) if point >= 0x80 and not settled(point)]
     far = ((0x40000, 0xDFFFF), (0xF0000, LAST))
-    return tuple(sorted((*ranges_of(near), *far)))
+    return tuple(sorted((*stretches(near), *far)))
 
 
 LONGEST = (

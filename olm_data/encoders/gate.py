@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from olm_data.config.import_path import is_import_path
+from olm_data.counts import stretches
 from olm_data.dataset.inputs import SpecialPolicy
 from olm_data.encoders.base import (
     Encoder,
@@ -37,7 +38,6 @@ from olm_data.encoders.code_points import (
     Ranges,
     ReferenceRouter,
     points_of,
-    ranges_of,
     recall_cuts,
     remember_cuts,
     unsettled,
@@ -148,7 +148,7 @@ def differing(reference: Encoder, encoder: Encoder, sweeps: Sequence[Sweep]) -> 
         found |= _narrowed(sweep, suspects, reference, encoder)
         if found and (min(found) < 0x80 or len(found) > MOST_ROUTED):
             raise Unproved(f"it differs on {named(sorted(found))}")
-    return ranges_of(sorted(found))
+    return stretches(sorted(found))
 
 
 def named(points: Sequence[int]) -> str:
@@ -286,7 +286,7 @@ def _routed(
         return differing(bare, encoder, contexts(definition.letters))
     cuts = _cuts(make, encoder.name, probe)
     found = differing(bare, encoder, alone())
-    return ranges_of(sorted({*points_of(cuts), *points_of(found)}))
+    return stretches(sorted({*points_of(cuts), *points_of(found)}))
 
 
 def _cuts(make: Callable[[TokenizerSpec], Encoder], name: str, probe: bytes) -> Ranges:

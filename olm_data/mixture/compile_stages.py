@@ -97,9 +97,9 @@ def _by_shares(
             capped = [
                 s.name for s, a, w in zip(sources, exact, shares, strict=True) if a < w * rows
             ]
-            drawn = round_amounts(exact, rows)
-            return _exact(spec, sources, drawn, shares, spec.tokens, length, capped)
-    return [_stage(spec, sources, rows, spec.tokens, counts, drawn, shares)]
+            steps = _exact(round_amounts(exact, rows), shares)
+            return _parts(spec, sources, steps, spec.tokens, length, capped)
+    return [_stage(spec, sources, RampStep(rows, counts, tuple(shares)), spec.tokens, drawn)]
 
 
 def _by_epochs(
@@ -123,21 +123,12 @@ def _by_epochs(
         )
     shares = [Fraction(drawn, total) for drawn in rows]
     length = mixture.sequence_length
-    return _exact(spec, sources, rows, shares, total * length, length)
+    return _parts(spec, sources, _exact(rows, shares), total * length, length)
 
 
-def _exact(
-    spec: StageSpec,
-    sources: Sequence[LockSource],
-    rows: Sequence[int],
-    wanted: Sequence[Fraction],
-    tokens: int,
-    length: int,
-    capped: Sequence[str] = (),
-) -> list[LockStage]:
-    """Return the parts of a stage that draw exactly `rows` of each source, `tokens` in all."""
-    steps = [RampStep(part, counts, tuple(wanted)) for part, counts in exact_parts(rows)]
-    return _parts(spec, sources, steps, tokens, length, capped)
+def _exact(rows: Sequence[int], wanted: Sequence[Fraction]) -> list[RampStep]:
+    """Return the parts of a stage that draw exactly `rows` of each source."""
+    return [RampStep(part, counts, tuple(wanted)) for part, counts in exact_parts(rows)]
 
 
 def _parts(
@@ -156,23 +147,16 @@ def _parts(
         here = step.rows * length
         if len(parts) == len(steps) - 1:
             here = tokens - sum(stage.tokens for stage in parts)
-        parts.append(
-            _stage(
-                *(spec, sources, step.rows, here, step.counts, drawn, step.wanted),
-                *(capped, len(parts)),
-            )
-        )
+        parts.append(_stage(spec, sources, step, here, drawn, capped, len(parts)))
     return parts
 
 
 def _stage(
     spec: StageSpec,
     sources: Sequence[LockSource],
-    rows: int,
+    step: RampStep,
     tokens: int,
-    counts: tuple[int, ...],
     drawn: tuple[int, ...],
-    wanted: Sequence[Fraction],
     capped: Sequence[str] = (),
     part: int = 0,
 ) -> LockStage:
@@ -180,11 +164,11 @@ def _stage(
     return LockStage(
         label=part_label(spec.name, part, bool(spec.tree_to)),
         part_of=spec.name if part else None,
-        rows=rows,
+        rows=step.rows,
         tokens=tokens,
-        block=sum(counts),
-        counts=counts,
-        wanted=tuple(map(ratio, wanted)),
+        block=sum(step.counts),
+        counts=step.counts,
+        wanted=tuple(map(ratio, step.wanted)),
         rows_by_source=drawn,
         sequence_length=spec.sequence_length,
         epochs=tuple(ratio(spec.epochs.get(n, Fraction(0))) for n in named) if spec.epochs else (),

@@ -32,7 +32,6 @@ from olm_data.mixture.stage_spec import (
     StageSpec,
     Weights,
     name_of,
-    read_groups,
     read_stages,
 )
 from olm_data.order.base import OrderKeys
@@ -328,7 +327,6 @@ def mixture_of(values: Values) -> Mixture:
     names = [source.name for source in sources]
     with located(values, "order"):
         order.check(keys.packing, [source.view for source in sources])
-    groups = read_groups(values, keys.groups, names)
     order_keys = _of(order, keys)
     return Mixture(
         folder=os.path.abspath(values.folder),
@@ -336,7 +334,7 @@ def mixture_of(values: Values) -> Mixture:
         sequence_length=keys.sequence_length,
         packing=for_order(_of(packing, keys), order_keys),
         sources=sources,
-        stages=read_stages(values, keys.stages, keys.sequence_length, names, groups),
+        stages=read_stages(values, keys.stages, keys.sequence_length, names, keys.groups),
         on_exhausted=keys.on_exhausted,
         order=order_keys,
         values=values,

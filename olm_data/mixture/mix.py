@@ -1,7 +1,7 @@
 """The verb behind `olm-data mix`: from a manifest to the lock that training takes.
 
     manifest.yaml --read_mixture--> Mixture --open_sources, open_views--> MixPlan
-      --packed_in, of each source that needs it--> row plans --compile--> Lock
+      --write, of each source that needs it--> row plans --compile--> Lock
       --warnings--> what the sources share
       --publish_plan, Lock.write--> row-plans/, NAME.lock.json
 
@@ -162,7 +162,8 @@ class MixPlan:
             ConflictError: another lock is there and `overwrite` is not set.
         """
         with self.staging(here=not dry_run) as staging:
-            plan = self.packed_in(staging)
+            packed = {name: self._pack(name, staging / name) for name in self.planned}
+            plan = replace(self, packed=packed)
             lock = compiled(plan)
             warned = tuple(plan.warnings(lock))
             if dry_run:
@@ -191,15 +192,6 @@ class MixPlan:
         abandoned(remove=True)
         with io_errors(self.folder, writing=True), scratch(parent) as staging:
             yield staging
-
-    def packed_in(self, staging: Path) -> MixPlan:
-        """Write the row plans into new local folders.
-
-        Raises:
-            InputError: a view keeps no document.
-        """
-        packed = {name: self._pack(name, staging / name) for name in self.planned}
-        return replace(self, packed=packed)
 
     def _pack(self, name: str, folder: Path) -> PackedSource:
         folder.mkdir()

@@ -10,8 +10,8 @@ than it says; and a model is measured on nothing new by a held-out set that is t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Mapping, Sequence
+from itertools import combinations, product
 
 import msgspec
 import numpy as np
@@ -93,24 +93,16 @@ def warnings_of_held_out(
         lock: of the training.
         datasets: of the lock's sources, in their order.
     """
-    return [
-        text
-        for name, dataset in held_out.items()
-        for text in _of_held_out(name, dataset.manifest, lock, datasets)
-    ]
-
-
-def _of_held_out(
-    name: str, held_out: Manifest, lock: Lock, datasets: Sequence[Dataset]
-) -> Iterator[str]:
-    for index, (source, dataset) in enumerate(zip(lock.sources, datasets, strict=True)):
-        common = in_common(held_out, dataset.manifest)
+    found = []
+    for (name, ours), (index, source) in product(held_out.items(), enumerate(lock.sources)):
+        common = in_common(ours.manifest, datasets[index].manifest)
         if common.documents and lock.rows_drawn(index):
             drawn = "a view of it" if source.view is not None else "it"
-            yield (
+            found.append(
                 f"{common} of the held-out data set {name!r} are in source {source.name!r}, too, "
                 f"and training draws on {drawn}: a loss on them is not that of new text"
             )
+    return found
 
 
 def _key(shard: ShardInfo) -> tuple[str, str]:

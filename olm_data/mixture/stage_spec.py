@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Annotated, Any
@@ -78,13 +78,10 @@ def expand(
     weights: Mapping[str, Fraction], groups: Groups, whole: Fraction = Fraction(1)
 ) -> tuple[Share, ...]:
     """Return the tree of the weighted sources and groups; the shares of its top sum to `whole`."""
-    return (
-        tuple(
-            Share(name, part * whole, expand(groups.get(name, {}), groups, part * whole))
-            for name, part in zip(weights, normalise(list(weights.values())), strict=True)
-        )
-        if weights
-        else ()
+    parts = normalise(list(weights.values())) if weights else ()
+    return tuple(
+        Share(name, part * whole, expand(groups.get(name, {}), groups, part * whole))
+        for name, part in zip(weights, parts, strict=True)
     )
 
 
@@ -260,20 +257,16 @@ class _Context:
     sources: Sequence[str]
     groups: Groups
 
-    def known(self, path: KeyPath, names: Iterable[str]) -> None:
-        """Refuse names, found at `path`, of no source or group."""
+    def refuse(self, path: KeyPath, members: Mapping[str, Any]) -> None:
+        """Refuse members, found at `path`, that are unknown or lead to a source twice."""
         known = [*self.sources, *self.groups]
-        for name in names:
+        for name in members:
             if name not in known:
                 raise UsageError(
                     f"there is no source {printable(name)!r}",
                     where=self.values.where((*path, name)),
                     fix=suggest(name, known),
                 )
-
-    def refuse(self, path: KeyPath, members: Mapping[str, Any]) -> None:
-        """Refuse members, found at `path`, that are unknown or lead to a source twice."""
-        self.known(path, members)
         try:
             sources_of("", {**self.groups, "": members})
         except GroupError as error:
@@ -285,13 +278,25 @@ class _Context:
             ) from None
 
 
-def read_groups(
-    values: Values, groups: Groups, sources: Sequence[str]
-) -> Mapping[str, Mapping[str, Fraction]]:
-    """Return the weights of the members of each group.
+def read_stages(
+    values: Values,
+    stages: Sequence[StageKeys],
+    sequence_length: int,
+    sources: Sequence[str],
+    groups: Groups,
+) -> tuple[StageSpec, ...]:
+    """Return the stages of a manifest, in the order of the run, once its groups are checked.
+
+    Args:
+        values: of the manifest; a file with weights counts from its folder.
+        stages: as they are written.
+        sequence_length: of the mixture.
+        sources, groups: what weights may name; of groups, the weights of the members of each.
 
     Raises:
-        UsageError: a group that is a source too, contains itself or reaches a source twice.
+        UsageError: a key or value is refused, or a group that is a source too, contains itself or
+            reaches a source twice; the message has its line.
+        InputError: a file with weights cannot be read.
     """
     context = _Context(values, sources, groups)
     for name, weights in groups.items():
@@ -302,29 +307,6 @@ def read_groups(
                 fix="give the group, or the source, another name",
             )
         _check_weights(context, ("groups", name), weights)
-    return groups
-
-
-def read_stages(
-    values: Values,
-    stages: Sequence[StageKeys],
-    sequence_length: int,
-    sources: Sequence[str],
-    groups: Groups,
-) -> tuple[StageSpec, ...]:
-    """Return the stages of a manifest, in the order of the run.
-
-    Args:
-        values: of the manifest; a file with weights counts from its folder.
-        stages: as they are written.
-        sequence_length: of the mixture.
-        sources, groups: what weights may name.
-
-    Raises:
-        UsageError: a key or value is refused; the message has its line.
-        InputError: a file with weights cannot be read.
-    """
-    context = _Context(values, sources, groups)
     parsed: list[StageSpec] = []
     for index, keys in enumerate(stages):
         path: KeyPath = ("stages", index)

@@ -115,6 +115,7 @@ class OlmoCore(Order, frozen=True):
         return found
 
 
+@lru_cache(maxsize=2)
 def shuffled(seed: int, epoch: int, rows: int, chunk_rows: int) -> NDArray[np.uint32]:
     """Return the rows of an epoch, in order.
 
@@ -125,7 +126,12 @@ def shuffled(seed: int, epoch: int, rows: int, chunk_rows: int) -> NDArray[np.ui
     Returns:
         read-only uint32 [rows].
     """
-    return _tables(seed, epoch, rows, chunk_rows)
+    chunks = np.arange(rows // chunk_rows, dtype=np.uint32)
+    np.random.Generator(np.random.PCG64(seed + epoch + 1)).shuffle(chunks)
+    inside = np.arange(chunk_rows, dtype=np.uint32)
+    order = (chunks[:, None] * np.uint32(chunk_rows) + inside).reshape(-1)
+    order.flags.writeable = False
+    return order
 
 
 def shuffled_positions(seed: int, epoch: int, rows: int, chunk_rows: int) -> NDArray[np.uint32]:
@@ -134,13 +140,3 @@ def shuffled_positions(seed: int, epoch: int, rows: int, chunk_rows: int) -> NDA
     inverse = np.empty_like(order)
     inverse[order] = np.arange(rows, dtype=np.uint32)
     return inverse
-
-
-@lru_cache(maxsize=2)
-def _tables(seed: int, epoch: int, rows: int, chunk_rows: int) -> NDArray[np.uint32]:
-    chunks = np.arange(rows // chunk_rows, dtype=np.uint32)
-    np.random.Generator(np.random.PCG64(seed + epoch + 1)).shuffle(chunks)
-    inside = np.arange(chunk_rows, dtype=np.uint32)
-    order = (chunks[:, None] * np.uint32(chunk_rows) + inside).reshape(-1)
-    order.flags.writeable = False
-    return order

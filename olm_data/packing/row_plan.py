@@ -12,7 +12,6 @@ Also: from a dataset to its row plan: documents read from the shards' ends, a wi
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from olm_data.bounded_json import Size, digest
+from olm_data.bounded_json import Size, digest, sha256_file
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.record import HEADER_BYTES, mapped_bytes, npy_header
 from olm_data.dataset.shard import Verify
@@ -157,11 +156,7 @@ class RowPlan:
     @staticmethod
     def digests(folder: Path) -> dict[str, str]:
         """Return the sha256 of each file of a plan, by name."""
-        found = {}
-        for name in FILES:
-            with open(folder / name, "rb") as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-        return found
+        return {name: sha256_file(folder / name) for name in FILES}
 
 
 def file_sizes(rows: int, pieces: int) -> dict[str, int]:

@@ -77,10 +77,10 @@ class RowView(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | UnsetType = UNSET
     micro_batch: int | UnsetType = UNSET
     row: int
-    stage: str | None
-    source: str | None
-    epoch: int | None
-    view: str | None
+    stage: str | None = None
+    source: str | None = None
+    epoch: int | None = None
+    view: str | None = None
     source_row: int
     first_token: int
     sequence_length: int
@@ -135,10 +135,6 @@ class RowViews:
         first, stop = row_span(row, self._length)
         return RowView(
             row=row,
-            stage=None,
-            source=None,
-            epoch=None,
-            view=None,
             source_row=row,
             first_token=first,
             sequence_length=self._length,

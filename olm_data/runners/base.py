@@ -175,26 +175,12 @@ Outcome = tuple[Exception | None, str, Any]
 """(error, its traceback as text, result)."""
 
 
-def attempt(job: Job, task: int, report: Report) -> Outcome:
-    """Run a task to its end. See `begin`."""
-    return _tried(job, task, lambda: whole(job.run(task, report)))
+def attempt(job: Job, task: int, work: Callable[[], Any]) -> Outcome:
+    """Do work of a task, at the border of a process, where all errors must go back.
 
-
-def begin(job: Job, task: int, report: Report) -> Outcome:
-    """Run a task, but for its `Deferred`, which is the result then: for `finish`.
-
-    At the border of a process all errors must go back, panics of Rust code too. Text is redacted
-    here: the parent may not know the credentials of another machine's clients.
+    Panics of Rust code too. Text is redacted here: the parent may not know the credentials of
+    another machine's clients.
     """
-    return _tried(job, task, lambda: job.run(task, report))
-
-
-def finish(job: Job, task: int, rest: Deferred) -> Outcome:
-    """Do what is left of a task that was begun."""
-    return _tried(job, task, rest.finish)
-
-
-def _tried(job: Job, task: int, work: Callable[[], Any]) -> Outcome:
     try:
         return None, "", work()
     except MemoryError:

@@ -25,6 +25,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -41,8 +42,7 @@ from olm_data.runners.base import (
     Outcome,
     Runner,
     Watch,
-    begin,
-    finish,
+    attempt,
     result_of,
     whole,
 )
@@ -306,7 +306,7 @@ def _worker_main(
             pipe.send((task, outcome))
 
     def rest_of(task: int, rest: Deferred) -> None:
-        send(task, finish(job, task, rest))
+        send(task, attempt(job, task, rest.finish))
 
     resting: threading.Thread | None = None
     while True:
@@ -314,7 +314,7 @@ def _worker_main(
             task = pipe.recv()
         except EOFError:
             return
-        outcome = begin(job, task, Reporter(counts[task]))
+        outcome = attempt(job, task, partial(job.run, task, Reporter(counts[task])))
         if not isinstance(outcome[2], Deferred):
             send(task, outcome)
             continue

@@ -39,11 +39,7 @@ def read(scan: Scan) -> Iterator[DocumentBatch]:
     input, unit = scan.input, scan.unit
     records = Records(scan)
     documents = rows = 0
-    if codec_of(input.url):
-        blocks = stream_blocks(input)
-    else:
-        blocks = plain_blocks(input, unit.start, unit.stop)
-    for block, place in blocks:
+    for block, place in _blocks(input, unit.start, unit.stop):
         if scan.is_past(place):
             break
         held = [block]
@@ -62,13 +58,14 @@ def columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
     return field_kinds(_head(input), input, options)
 
 
+def _blocks(input: InputFile, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
+    """Yield the blocks of lines that begin in a range of bytes; a compressed file is all one."""
+    return stream_blocks(input) if codec_of(input.url) else plain_blocks(input, start, stop)
+
+
 def _head(input: InputFile) -> list[bytes]:
     """Return the non-blank lines of the first MiB, at least one, however long."""
-    if codec_of(input.url):
-        blocks = stream_blocks(input)
-    else:
-        blocks = plain_blocks(input, 0, min(input.bytes, HEAD_BYTES))
-    for block, _ in blocks:
+    for block, _ in _blocks(input, 0, min(input.bytes, HEAD_BYTES)):
         lines = [line for line in block.split(b"\n") if line.strip()]
         if lines:
             return lines

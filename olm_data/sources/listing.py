@@ -59,14 +59,6 @@ class Listing:
     passed: tuple[SkippedFile, ...] = ()
 
 
-@dataclass
-class _Found:
-    """The names of one argument: files to read, and what is passed over."""
-
-    names: list[str]
-    passed: list[SkippedFile]
-
-
 def list_files(arguments: Sequence[str]) -> Listing:
     """Return the files that `arguments` name.
 
@@ -124,14 +116,14 @@ def _local_files(argument: str) -> Listing:
     if found_kind in NO_TEXT:
         raise wrong_kind(argument, found_kind, "text")
     if os.path.isdir(path):
-        found = _local_folder(path)
+        names, passed = _local_folder(path)
     elif os.path.exists(path):
-        found = _Found([path], [])
+        names, passed = [path], []
     elif glob.has_magic(path):
-        found = _local_pattern(path)
+        names, passed = _local_pattern(path)
     else:
         raise _missing(argument, path)
-    return Listing(tuple(map(_local_file, found.names)), tuple(found.passed))
+    return Listing(tuple(map(_local_file, names)), tuple(passed))
 
 
 def _missing(argument: str, path: str) -> OlmError:
@@ -152,7 +144,7 @@ def _missing(argument: str, path: str) -> OlmError:
     )
 
 
-def _local_pattern(pattern: str) -> _Found:
+def _local_pattern(pattern: str) -> tuple[list[str], list[SkippedFile]]:
     """Return the files a pattern matches; hidden ones and folders it stops at are passed over."""
     matched = sorted(glob.glob(pattern, recursive=True))
     hidden = sorted({*glob.glob(pattern, recursive=True, include_hidden=True)} - {*matched})
@@ -169,7 +161,7 @@ def _local_pattern(pattern: str) -> _Found:
     chosen = _with_known_names(names, passed, pattern) if names else []
     if not chosen:
         raise InputError("no file matches", where=pattern, fix="check the pattern")
-    return _Found(chosen, [replace(item, path=_shown(item.path)) for item in passed])
+    return chosen, [replace(item, path=_shown(item.path)) for item in passed]
 
 
 def _below_one_of(name: str, others: Iterable[str]) -> bool:
@@ -181,7 +173,7 @@ def _shown(path: str) -> str:
     return os.path.join(*Path(path).parts[-2:]) if os.path.isabs(path) else path
 
 
-def _local_folder(path: str) -> _Found:
+def _local_folder(path: str) -> tuple[list[str], list[SkippedFile]]:
     """Return the data files of a folder, sorted; those of a `datasets` folder in its own order."""
     if os.path.isfile(os.path.join(path, "dataset_dict.json")):
         splits = sorted(n for n in os.listdir(path) if os.path.isdir(os.path.join(path, n)))
@@ -200,7 +192,7 @@ def _local_folder(path: str) -> _Found:
     else:
         chosen = _data_files(names, passed, path)
     above = os.path.dirname(os.path.abspath(path))
-    return _Found(chosen, [_relative(item, above) for item in passed])
+    return chosen, [_relative(item, above) for item in passed]
 
 
 def _saved_dataset(path: str) -> list[str]:
@@ -370,16 +362,12 @@ def _remote_folder(names: list[str], passed: list[SkippedFile], folder: str) -> 
 
 def _named_from_common_root(files: list[InputFile]) -> list[InputFile]:
     """Give each file its display path: hub files by repository, others from their common root."""
-    named = [file for file in files if not file.url.startswith("hf://")]
-    parents = [posixpath.dirname(file.url.partition("://")[2] or file.url) for file in named]
+    places = {file.url: file.url.partition("://")[2] or file.url for file in files}
+    parents = [posixpath.dirname(p) for url, p in places.items() if not url.startswith("hf://")]
     root = posixpath.commonpath(parents) if parents else ""
-    result = []
-    for file in files:
-        if file.url.startswith("hf://"):
-            result.append(msgspec.structs.replace(file, path=hub_files.shown_path(file.url)))
-        else:
-            path = file.url.partition("://")[2] or file.url
-            result.append(
-                msgspec.structs.replace(file, path=posixpath.relpath(path, root) if root else path)
-            )
-    return result
+    for url, place in places.items():
+        if url.startswith("hf://"):
+            places[url] = hub_files.shown_path(url)
+        elif root:
+            places[url] = posixpath.relpath(place, root)
+    return [msgspec.structs.replace(file, path=places[file.url]) for file in files]

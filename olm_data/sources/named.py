@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import msgspec
 
@@ -21,7 +22,7 @@ from olm_data.errors import InputError, UsageError, printable, suggest
 from olm_data.sources.listing import Listing, list_files
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class NamedSource:
     """One catalogue entry.
 
@@ -73,36 +74,27 @@ _SLIMPAJAMA = {
 }
 # Files are named by what they hold (`books-0000.json.gz`), in a folder each or all in one.
 _DOLMA = {"default": "**/*.json.gz", "*": "**/{}-[0-9]*.json.gz"}
+_DOLMA_ELSEWHERE = "download the addresses in its urls/v1_7.txt into a folder"
 _STORIES = {"default": "data/train-*.parquet", "validation": "data/validation-*.parquet"}
 
-# name: repository, subsets, text column, id column, kept columns
-CATALOGUE: dict[str, NamedSource] = {
-    name: NamedSource(repository=repository, subsets=subsets, text=text, id=id, keep=keep)
-    for name, repository, subsets, text, id, keep in (
-        ("fineweb-edu", "HuggingFaceFW/fineweb-edu", _FINEWEB, "text", "id", ("url", "score")),
-        ("fineweb", "HuggingFaceFW/fineweb", _FINEWEB, "text", "id", ("url", "dump")),
-        ("fineweb-2", "HuggingFaceFW/fineweb-2", _FINEWEB_2, "text", "id", ("url", "language")),
-        ("dclm", "mlfoundations/dclm-baseline-1.0", _DCLM, "text", "url", ()),
-        ("slimpajama", "cerebras/SlimPajama-627B", _SLIMPAJAMA, "text", None, ("meta",)),
-        ("c4", "allenai/c4", _C4, "text", "url", ("timestamp",)),
-        ("wikipedia", "wikimedia/wikipedia", _WIKIPEDIA, "text", "id", ("url", "title")),
-        ("finemath", "HuggingFaceTB/finemath", _FINEMATH, "text", "url", ("score",)),
-        ("open-web-math", "open-web-math/open-web-math", _MATH, "text", "url", ("date",)),
-        ("cosmopedia", "HuggingFaceTB/cosmopedia", _COSMOPEDIA, "text", None, ("format",)),
-        ("starcoder", "bigcode/starcoderdata", _STARCODER, "content", "id", ()),
-        ("the-stack", "bigcode/the-stack-dedup", _STACK, "content", "hexsha", ("lang",)),
-        ("tinystories", "roneneldan/TinyStories", _STORIES, "text", None, ()),
-    )
-}
-CATALOGUE["dolma"] = NamedSource(
-    repository="allenai/dolma",
-    subsets=_DOLMA,
-    text="text",
-    id="id",
-    keep=("source",),
-    elsewhere="download the addresses in its urls/v1_7.txt into a folder",
+# name: repository, subsets, text column, id column, kept columns, elsewhere
+_ENTRIES: tuple[tuple[Any, ...], ...] = (
+    ("fineweb-edu", "HuggingFaceFW/fineweb-edu", _FINEWEB, "text", "id", ("url", "score")),
+    ("fineweb", "HuggingFaceFW/fineweb", _FINEWEB, "text", "id", ("url", "dump")),
+    ("fineweb-2", "HuggingFaceFW/fineweb-2", _FINEWEB_2, "text", "id", ("url", "language")),
+    ("dclm", "mlfoundations/dclm-baseline-1.0", _DCLM, "text", "url", ()),
+    ("slimpajama", "cerebras/SlimPajama-627B", _SLIMPAJAMA, "text", None, ("meta",)),
+    ("c4", "allenai/c4", _C4, "text", "url", ("timestamp",)),
+    ("wikipedia", "wikimedia/wikipedia", _WIKIPEDIA, "text", "id", ("url", "title")),
+    ("finemath", "HuggingFaceTB/finemath", _FINEMATH, "text", "url", ("score",)),
+    ("open-web-math", "open-web-math/open-web-math", _MATH, "text", "url", ("date",)),
+    ("cosmopedia", "HuggingFaceTB/cosmopedia", _COSMOPEDIA, "text", None, ("format",)),
+    ("starcoder", "bigcode/starcoderdata", _STARCODER, "content", "id", ()),
+    ("the-stack", "bigcode/the-stack-dedup", _STACK, "content", "hexsha", ("lang",)),
+    ("tinystories", "roneneldan/TinyStories", _STORIES, "text", None, ()),
+    ("dolma", "allenai/dolma", _DOLMA, "text", "id", ("source",), _DOLMA_ELSEWHERE),
 )
-
+CATALOGUE = {name: NamedSource(*about) for name, *about in _ENTRIES}
 
 _EXAMPLES = {"fineweb-2": "deu_Latn"}
 

@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
+from olm_data.dataset.plan import group as grouped
 from olm_data.errors import InputError
-from olm_data.parquet import DICTIONARY, column_chunk, first_page, pages
+from olm_data.parquet import DICTIONARY, column_chunk, pages
 from olm_data.select.evaluate import matching_groups
 from olm_data.select.where import columns as columns_of
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
@@ -44,16 +45,8 @@ def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int)
             sizes = [
                 size for size, first in zip(sizes, firsts, strict=False) if first <= input.until
             ]
-    result = []
-    start = size = 0
-    for group, more in enumerate(sizes):
-        if group > start and size + more > target_bytes:
-            result.append(Unit(input=index, start=start, stop=group, bytes=size))
-            start, size = group, 0
-        size += more
-    if len(sizes) > start:
-        result.append(Unit(input=index, start=start, stop=len(sizes), bytes=size))
-    return result
+    cuts = grouped(sizes, target_bytes)
+    return [Unit(input=index, start=a, stop=b, bytes=sum(sizes[a:b])) for a, b in cuts]
 
 
 def read(scan: Scan) -> Iterator[DocumentBatch]:
@@ -161,20 +154,14 @@ def rows_at_once(
             continue
         with reading(input):
             chunk = column_chunk(file.metadata, group, number)
-        start, stored = first_page(chunk), chunk.total_compressed_size
-
-        def read_at(place: int, count: int) -> bytes:
-            raw.seek(place)
-            return raw.read(count)
-
         with reading(input, raw):
             try:
-                found = list(islice(pages(read_at, start, stored), 1 if remote else None))
+                found = list(islice(pages(raw, chunk), 1 if remote else None))
             except ValueError as error:
                 raise pa.ArrowInvalid(str(error)) from error
         largest = max([largest, *(page.size for page in found if page.kind == DICTIONARY)])
         size = max(chunk.total_uncompressed_size, sum(page.size for page in found))
-        Expansion(input).add(size, stored)
+        Expansion(input).add(size, chunk.total_compressed_size)
     return MAX_BATCH_BYTES // largest + 1
 
 

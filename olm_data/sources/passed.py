@@ -33,9 +33,9 @@ def tally(passed: Iterable[SkippedFile]) -> dict[str, PassedCount]:
     """Return reason -> how many and which, in the order of `PASSED_REASONS`."""
     names: dict[str, list[str]] = {}
     for item in passed:
-        names.setdefault(item.reason, []).append(item.path)
+        names.setdefault(item.reason, []).append(printable(item.path)[:_LONGEST_NAME])
     return {
-        reason: PassedCount(len(names[reason]), sorted(map(_kept, names[reason]))[:NAMES_KEPT])
+        reason: PassedCount(len(names[reason]), sorted(names[reason])[:NAMES_KEPT])
         for reason in PASSED_REASONS
         if reason in names
     }
@@ -66,8 +66,3 @@ def refuse_passed(counted: Mapping[str, PassedCount]) -> None:
             where="--strict-inputs",
             fix="name the files to read one by one or by a pattern, or leave out --strict-inputs",
         )
-
-
-def _kept(name: str) -> str:
-    """Return a name as JSON can hold it."""
-    return printable(name)[:_LONGEST_NAME]

@@ -12,12 +12,12 @@ from __future__ import annotations
 import os
 import re
 import sysconfig
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 from olm_data.dataset.inputs import InputFile
 from olm_data.errors import InputError, UsageError, suggest
+from olm_data.sources.files import local_revision
 from olm_data.sources.listing import Listing
 from olm_data.sources.passed import SkippedFile
 
@@ -42,23 +42,20 @@ def list_inputs(subset: str) -> Listing:
         UsageError: no such subset.
         InputError: this Python has no such files.
     """
-    if subset == "stdlib":
-        root, chosen = Path(sysconfig.get_paths()["stdlib"]), _is_source
-    elif subset == "packages":
-        root, chosen = Path(sysconfig.get_paths()["purelib"]), _is_document
-    else:
+    if subset not in SUBSETS:
         raise UsageError(
             f"the source pylib has no subset {subset!r}",
             where=f"--subset {subset}",
             fix=suggest(subset, SUBSETS),
         )
+    root = Path(sysconfig.get_paths()["stdlib" if subset == "stdlib" else "purelib"])
     inputs: list[InputFile] = []
     passed: list[SkippedFile] = []
     seen: set[bytes] = set()
-    for name in _walk(root, chosen):
+    for name in _walk(root, documents=subset == "packages"):
         path = root / name
-        stat = path.stat()
-        if not LEAST_BYTES <= stat.st_size <= MOST_BYTES:
+        size = path.stat().st_size
+        if not LEAST_BYTES <= size <= MOST_BYTES:
             passed.append(SkippedFile(name, "size"))
             continue
         content = sha256(path.read_bytes()).digest()
@@ -70,8 +67,8 @@ def list_inputs(subset: str) -> Listing:
             InputFile(
                 path=f"pylib:{name}",
                 url=str(path),
-                bytes=stat.st_size,
-                revision=f"{stat.st_mtime_ns}-{stat.st_size}",
+                bytes=size,
+                revision=local_revision(str(path)),
                 format="txt",
                 position="byte",
             )
@@ -81,17 +78,15 @@ def list_inputs(subset: str) -> Listing:
     return Listing(tuple(inputs), tuple(passed))
 
 
-def _walk(root: Path, chosen: Callable[[str], bool]) -> list[str]:
+def _walk(root: Path, *, documents: bool) -> list[str]:
     names = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in _NOT_SOURCE]
         below = Path(folder).relative_to(root)
-        names += [(below / name).as_posix() for name in files if chosen(name)]
+        for name in files:
+            if _is_document(name) if documents else name.endswith(".py"):
+                names.append((below / name).as_posix())
     return sorted(names)
-
-
-def _is_source(name: str) -> bool:
-    return name.endswith(".py")
 
 
 def _is_document(name: str) -> bool:

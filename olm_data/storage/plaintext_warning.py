@@ -14,6 +14,7 @@ from olm_data.errors import words
 _log = logging.getLogger(__name__)
 
 
+@lru_cache(maxsize=64)
 def warn_plaintext(address: str) -> None:
     """Say once a run that requests to this address can be read on the way.
 
@@ -21,14 +22,8 @@ def warn_plaintext(address: str) -> None:
         address: URL that credentials are used at.
     """
     first = multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
-    if first:
-        _warn_plaintext(address)
-
-
-@lru_cache(maxsize=64)
-def _warn_plaintext(address: str) -> None:
     place = urlsplit(address)
-    if place.scheme == "http" and not is_loopback(place.hostname or ""):
+    if first and place.scheme == "http" and not is_loopback(place.hostname or ""):
         _log.warning(
             "warning: %s is not encrypted: everybody on the way can read the data, the signatures "
             "and the session token; use https://",

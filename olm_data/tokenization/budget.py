@@ -80,27 +80,23 @@ def check_budget(
             where=plan.describe(0) if plan.tasks else plan.inputs[0].path,
             fix="check the paths; an empty dataset cannot be trained on",
         )
+    mend = "fix the input"
+    if set(reasons) == {INVALID}:  # what people meet most
+        mend = (
+            "write text of another encoding as UTF-8 (iconv -f WINDOWS-1252 or UTF-16 -t UTF-8 "
+            "OLD > NEW), and name compressed text so (.gz, .zst)"
+        )
     if not budget.allows(bad, records):
         raise InputError(
             f"{bad:,} of {records:,} records are bad, more than --max-bad {budget} allows: "
             + ", ".join(f"{reason} {n:,}" for reason, n in sorted(reasons.items()))
             + first_places(plan, bad_records(accounts)),
             why="a source with many bad records is usually read in a wrong way",
-            fix=f"see them all in {output}/{FOLDER}; {_mend(reasons)}, or accept the loss: "
+            fix=f"see them all in {output}/{FOLDER}; {mend}, or accept the loss: "
             f"--max-bad {bad} (the finished shards are kept, so this takes seconds)",
         )
     if not any(account.documents for account in accounts):
         raise _nothing_left(accounts, records, plan)
-
-
-def _mend(reasons: Mapping[str, int]) -> str:
-    """Return what to do about bad records: text in another encoding is what people meet most."""
-    if set(reasons) == {INVALID}:
-        return (
-            "write text of another encoding as UTF-8 (iconv -f WINDOWS-1252 or UTF-16 -t UTF-8 "
-            "OLD > NEW), and name compressed text so (.gz, .zst)"
-        )
-    return "fix the input"
 
 
 def _nothing_left(accounts: Sequence[InputAccount], records: int, plan: Plan) -> InputError:
@@ -172,9 +168,9 @@ class BudgetWatch:
     ) -> None:
         self._plan, self._inputs, self._read, self._budget = plan, inputs, read, budget
         self._results = results
-        self._before = [account for task in results for account in self._accounts(task)]
-        self._bad_before = sum(bad_by_reason(self._before).values())
-        self._records_before = sum(account.documents_in for account in self._before)
+        before = [account for result in results.values() for account in result.accounts]
+        self._bad_before = sum(bad_by_reason(before).values())
+        self._records_before = sum(account.documents_in for account in before)
 
     def check(self, counts: np.ndarray, share_done: float) -> None:
         """Judge the run so far.
@@ -204,14 +200,11 @@ class BudgetWatch:
             "the finished shards are kept",
         )
 
-    def _accounts(self, task: int) -> list[InputAccount]:
-        return self._results[task].accounts
-
     def _found(self, counts: np.ndarray) -> Iterator[tuple[int, BadRecord]]:
         """Yield bad records with their inputs; those of unfinished tasks are read once more."""
         for task in range(len(self._plan.tasks)):
             if task in self._results:
-                yield from bad_records(self._accounts(task))
+                yield from bad_records(self._results[task].accounts)
             elif counts[task, Count.BAD]:
                 yield from self._look(task)
 

@@ -21,7 +21,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -34,6 +33,7 @@ from olm_data.dataset.account import (
     CONTAMINATED,
     INVALID,
     NO_TOKENS,
+    NUMBERS,
     UNENCODABLE,
     BadRecord,
     InputAccount,
@@ -101,12 +101,7 @@ class TaskStage(Generic[T]):
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         self._thread.join()
         self._waiting.clear()
@@ -498,17 +493,11 @@ class Accounts:
             InputAccount(
                 input=index,
                 units=tuple(counts.units),
-                documents=counts.documents,
-                held_out=counts.held_out,
                 dropped=dict(sorted(counts.dropped.items())),
-                special_hits=counts.special_hits,
                 bad=tuple(counts.bad),
                 sha256=counts.digest.hexdigest(),
                 excluded="" if place else met,
-                replaced=counts.replaced,
-                unknown_tokens=counts.unknown_tokens,
-                unknown_documents=counts.unknown_documents,
-                cut=counts.cut,
+                **{name: getattr(counts, name) for name in NUMBERS},
             )
             for place, (index, counts) in enumerate(self._of.items())
         ]

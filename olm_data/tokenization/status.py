@@ -94,14 +94,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     tasks: int
     done: int
-    running: int
-    left: int
+    running: int = 0
+    left: int = 0
     documents: int
     tokens: int
-    text_bytes_per_second: int
-    seconds_left: Seconds | None
-    error: str | None
-    workers: list[WorkerStatus]
+    text_bytes_per_second: int = 0
+    seconds_left: Seconds | None = None
+    error: str | None = None
+    workers: list[WorkerStatus] = []
     next: str
 
     COLUMNS: ClassVar = {"workers": Columns(_WORKER, most=20)}
@@ -217,14 +217,8 @@ def _complete(output: str, store: Store, manifest: Manifest) -> Status:
         state="complete",
         tasks=len(manifest.shards),
         done=len(manifest.shards),
-        running=0,
-        left=0,
         documents=sum(each.totals.documents for each in manifests),
         tokens=sum(each.totals.tokens for each in manifests),
-        text_bytes_per_second=0,
-        seconds_left=None,
-        error=None,
-        workers=[],
         next=f"olm-data verify {typed(output)}",
     )
 

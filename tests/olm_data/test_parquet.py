@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,7 +28,10 @@ def chunk_of(data: bytes) -> tuple[int, int, int]:
 
 
 def read(data: bytes, start: int, size: int) -> list[Page]:
-    return list(pages(lambda at, count: data[at : at + count], start, size))
+    chunk = SimpleNamespace(
+        dictionary_page_offset=None, data_page_offset=start, total_compressed_size=size
+    )
+    return list(pages(io.BytesIO(data), chunk))
 
 
 @settings(max_examples=40)

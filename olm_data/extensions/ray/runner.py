@@ -34,6 +34,7 @@ from olm_data.runners.base import (
     Watch,
     attempt,
     result_of,
+    whole,
 )
 from olm_data.runners.heartbeat import Heartbeat, read_beats
 from olm_data.runners.local import Reporter
@@ -171,7 +172,7 @@ def _one(held: list[Any], task: int) -> tuple[Outcome, np.ndarray]:
     job, heartbeat = _place(held[0])
     row = np.zeros(len(Count), np.int64)
     with heartbeat.during(task, row):
-        return attempt(job, task, Reporter(row)), row
+        return attempt(job, task, lambda: whole(job.run(task, Reporter(row)))), row
 
 
 @lru_cache(maxsize=1)

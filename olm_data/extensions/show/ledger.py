@@ -374,7 +374,8 @@ def summarise(folder: Path, most: int, source: str | None = None) -> LedgerSumma
         finite = table.filter(pc.is_finite(table["nats"]))
         not_finite += table.num_rows - finite.num_rows
         number = source_numbers(finite["source"], names)
-        kept = slice(None) if source is None else np.isin(number, _index(names, source))
+        wanted = names.index(source) if source in names else -1
+        kept = slice(None) if source is None else number == wanted
         step, document, start, epoch, labels, nats = (
             finite[name].to_numpy()[kept] for name in _ADDED if name != "source"
         )
@@ -422,10 +423,6 @@ def source_numbers(column: pa.ChunkedArray, names: list[str]) -> np.ndarray[Any,
     own = encoded.dictionary.to_pylist()
     names += [name for name in own if name not in names]
     return np.array([names.index(name) for name in own])[encoded.indices.to_numpy()]
-
-
-def _index(names: Sequence[str], name: str) -> list[int]:
-    return [number for number, each in enumerate(names) if each == name]
 
 
 def _extent(folder: Path) -> tuple[int, int, int]:

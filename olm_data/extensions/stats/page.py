@@ -110,7 +110,16 @@ def _inputs(stats: Stats) -> str:
     picture = _bars(bars, alt, "tokens", COLOURS[0], scaled) if len(items) > 1 else ""
     shown = len(stats.inputs)
     title = "Inputs" if shown == stats.inputs_all else f"The {shown:,} largest inputs"
-    return section(title, picture + table(*_input_table(stats), numbers=6))
+    head = ["input", "documents", "tokens", "share", "tokens/byte", "held out", "dropped"]
+    rows = [
+        [
+            *(printable(item.path), f"{item.documents:,}", f"{item.tokens:,}"),
+            *(percent(item.tokens, stats.tokens), f"{item.tokens_per_byte:.4f}"),
+            *(cell(item.held_out or None), cell(item.dropped)),
+        ]
+        for item in items
+    ]
+    return section(title, picture + table(head, rows, numbers=6))
 
 
 def _accounts(stats: Stats) -> str:
@@ -148,7 +157,7 @@ def _column(column: ColumnCount, documents: int) -> str:
     top = [(v, n) for v, n in column.top if column.distinct is not None or n > 1]
     kinds = "Too many values to count" if column.distinct is None else f"{column.distinct:,} values"
     about = f"; counts are at most {column.error:,} too low" if column.error and top else ""
-    rows = _top_table(column, documents)
+    rows = [[printable(v), f"{n:,}", percent(n, documents)] for v, n in top]
 
     telling = len(top) > 1 and top[0][1] > documents / 100  # a column of names has no picture
     alt = f"Share of documents by {printable(column.name)}; the table below has the numbers"
@@ -180,25 +189,3 @@ def percent(part: int, whole: int) -> str:
     if share < 0.001 or share > 99.9:
         return "<0.001 %" if share < 1 else ">99.9 %"
     return f"{share:.3g} %"
-
-
-def _input_table(stats: Stats) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of a table of the inputs; the last two columns may be empty."""
-    head = ["input", "documents", "tokens", "share", "tokens/byte", "held out", "dropped"]
-    return head, [
-        [
-            *(printable(item.path), f"{item.documents:,}", f"{item.tokens:,}"),
-            *(percent(item.tokens, stats.tokens), f"{item.tokens_per_byte:.4f}"),
-            *(cell(item.held_out or None), cell(item.dropped)),
-        ]
-        for item in (*stats.inputs, *([stats.more] if stats.more else []))
-    ]
-
-
-def _top_table(column: ColumnCount, documents: int) -> list[list[str]]:
-    """Return the most frequent values, each with its count and share."""
-    return [
-        [printable(value), f"{count:,}", percent(count, documents)]
-        for value, count in column.top or []
-        if column.distinct is not None or count > 1
-    ]

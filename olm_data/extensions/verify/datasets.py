@@ -309,9 +309,7 @@ def _check_manifest(
 def _check_tokenizer(
     store: Store, manifest: Manifest, report: VerifyReport
 ) -> TokenizerSpec | None:
-    url, data = store.url(TOKENIZER), None
-    with report.unreadable(url):
-        data = read_or_report(store, TOKENIZER, report)
+    url, data = store.url(TOKENIZER), read_or_report(store, TOKENIZER, report)
     if data is None:
         return None
     digest = hashlib.sha256(data).hexdigest()
@@ -381,13 +379,12 @@ def check_plans(store: Store, manifest: Manifest, report: VerifyReport, threads:
 
     def accounts_of(shard: str) -> tuple[VerifyReport, list[InputAccount]]:
         own, name = VerifyReport(target=store.root), shard + RECORD
-        with own.unreadable(store.url(name)):
-            data = read_or_report(store, name, own)
-            try:
-                return own, [] if data is None else ShardRecord.parse(data).accounts
-            except MalformedJson as error:
-                own.add(store.url(name), "content", "a commit record", error)
-        return own, []
+        data = read_or_report(store, name, own)
+        try:
+            return own, [] if data is None else ShardRecord.parse(data).accounts
+        except MalformedJson as error:
+            own.add(store.url(name), "content", "a commit record", error)
+            return own, []
 
     documents: Counter[int] = Counter()
     parts: dict[int, list[str]] = {}
@@ -410,9 +407,7 @@ def _check_plan(store: Store, name: str, digest: str, report: VerifyReport) -> P
 
     The digest leaves out when each input was last changed: `check_job` covers that.
     """
-    url, data = store.url(name), None
-    with report.unreadable(url):
-        data = read_or_report(store, name, report)
+    url, data = store.url(name), read_or_report(store, name, report)
     if data is None:
         return None
     try:

@@ -216,7 +216,7 @@ def check_shard(
         result.record = check_record(store, manifest, info, report)
     if whole:
         with report.unreadable(url):
-            ends = check_ends(store, info, report)
+            ends = _check_rising(store, info, ENDS, info.documents, info.sha256.ends, report, 1)
     with report.unreadable(url):
         _check_tokens(store, manifest, info, ends, result, seen, pieces)
     with report.unreadable(url):
@@ -267,10 +267,6 @@ def check_record(
             report.add(url, name, getattr(info, name), getattr(record, name))
     report.add(url, "files", wanted, digests)
     return record, digest
-
-
-def check_ends(store: Store, info: ShardInfo, report: VerifyReport) -> np.ndarray | None:
-    return _check_rising(store, info, ENDS, info.documents, info.sha256.ends, report, 1)
 
 
 def check_labels(store: Store, info: ShardInfo, report: VerifyReport) -> None:
@@ -445,8 +441,9 @@ def header_fits(url: str, data: bytes, header: bytes, report: VerifyReport) -> b
 def read_or_report(
     store: Store, name: str, report: VerifyReport, *, limit: int = MAX_DOCUMENT
 ) -> bytes | None:
-    try:
-        return store.read(name, limit=limit)
-    except (FileNotFoundError, NotADirectoryError):
-        report.add(store.url(name), "file", "present", "missing")
-        return None
+    with report.unreadable(store.url(name)):
+        try:
+            return store.read(name, limit=limit)
+        except (FileNotFoundError, NotADirectoryError):
+            report.add(store.url(name), "file", "present", "missing")
+    return None

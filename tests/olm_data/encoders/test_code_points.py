@@ -11,9 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.encoding import TEXTS
 
+from olm_data.counts import stretches
 from olm_data.encoders import gate
 from olm_data.encoders.base import concatenate
-from olm_data.encoders.code_points import CodePoints, ranges_of, unsettled
+from olm_data.encoders.code_points import CodePoints, unsettled
 
 
 @given(
@@ -25,7 +26,7 @@ def test_a_set_of_code_points_is_found_wherever_it_stands(
     texts: list[str], chosen: set[int]
 ) -> None:
     chosen |= {ord(c) for text in texts for c in text[:2] if ord(c) >= 0x80}
-    found = CodePoints(ranges_of(sorted(chosen))).documents(*concatenate(t.encode() for t in texts))
+    found = CodePoints(stretches(sorted(chosen))).documents(*concatenate(t.encode() for t in texts))
     assert found.tolist() == [any(ord(c) in chosen for c in text) for text in texts]
 
 

@@ -7,9 +7,10 @@ import pytest
 from support.encoding import variant
 from support.tokenizer_kinds import SPLITS
 
+from olm_data.counts import stretches
 from olm_data.encoders import TextEncoder, gate
 from olm_data.encoders.base import concatenate
-from olm_data.encoders.code_points import CodePoints, ReferenceRouter, ranges_of
+from olm_data.encoders.code_points import CodePoints, ReferenceRouter
 from olm_data.encoders.gate import prove
 from olm_data.encoders.hf import HfEncoder
 from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
@@ -24,7 +25,7 @@ class Differs:
 
     def __init__(self, spec: TokenizerSpec, points: set[int]) -> None:
         self._inner = HfEncoder(spec, "plain")
-        self._points = CodePoints(ranges_of(sorted(points)))
+        self._points = CodePoints(stretches(sorted(points)))
 
     def encode(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ids, ends = self._inner.encode(data, offsets)
@@ -43,7 +44,7 @@ def test_the_sweep_finds_exactly_the_code_points_that_differ(
     monkeypatch.setattr(gate, "FAR", [range(0x40000, 0x40100)])
     spec = spec_from_bytes(small, name="t")
     routed = gate.differing(HfEncoder(spec, "plain"), Differs(spec, points), gate.contexts())
-    assert routed == ranges_of(sorted(points))
+    assert routed == stretches(sorted(points))
     run = TextEncoder(
         Differs(spec, points),
         spec,
