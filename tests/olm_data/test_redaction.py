@@ -181,13 +181,12 @@ def test_s3_an_error_holds_no_credential_whoever_shows_it(held: None) -> None:
     assert leaked(f"{error}{error!r}{vars(error)}{error.__reduce__()}") is None
 
 
-class _Fails:
-    def run(self, task: int, report: object) -> None:
-        raise RuntimeError(f"the client said {TOKEN}")
+def _fail() -> None:
+    raise RuntimeError(f"the client said {TOKEN}")
 
 
 def test_s3_a_worker_sends_no_credential_to_its_parent(held: None) -> None:
-    error, trace, _ = attempt(_Fails(), 0, lambda **_: None)  # type: ignore[arg-type]
+    error, trace, _ = attempt(None, 0, _fail)  # type: ignore[arg-type]
     assert "RuntimeError" in trace
     assert leaked(f"{trace}{error}") is None
 
