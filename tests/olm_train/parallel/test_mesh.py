@@ -13,8 +13,21 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 
 from olm_data.errors import UsageError
 from olm_train.distributed.world import World
@@ -222,7 +235,9 @@ def test_a_norm_meets_each_shard_once(every: list[Mesh], kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_copies_of_a_shard_are_one_group(every: list[Mesh], kind: str) -> None:
+def test_copies_of_a_shard_are_one_group_and_one_of_them_writes_it(
+    every: list[Mesh], kind: str
+) -> None:
     held = KINDS[kind]
     for mesh in every:
         holders: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -230,6 +245,32 @@ def test_copies_of_a_shard_are_one_group(every: list[Mesh], kind: str) -> None:
             holders[shard] = (*holders.get(shard, ()), rank)
         copies = partition(mesh, held.copies)
         assert sorted(holders.values()) == sorted(copies), mesh
+        items = [_item(number) for number in range(len(copies))]
+        plans = [
+            SavePlan([item for item, group in zip(items, copies, strict=True) if rank in group])
+            for rank in range(mesh.size)
+        ]
+        written = [
+            (int(item.index.fqn), rank)
+            for rank, plan in enumerate(dedup_save_plans(plans))
+            for item in plan.items
+        ]
+        assert sorted(number for number, _ in written) == [*range(len(copies))], mesh
+        assert all(rank in copies[number] for number, rank in written), mesh
+
+
+def _item(number: int) -> WriteItem:
+    """Return part `number` of a checkpoint, as torch's plans of what to save have it."""
+    shape = torch.Size([8])
+    return WriteItem(
+        MetadataIndex(str(number), torch.Size([0])),
+        WriteItemType.SHARD,
+        tensor_data=TensorWriteData(
+            ChunkStorageMetadata(torch.Size([0]), shape),
+            TensorProperties(dtype=torch.uint8),
+            shape,
+        ),
+    )
 
 
 def test_eight_ranks_by_hand() -> None:
