@@ -35,9 +35,9 @@ def test_a_queued_job_goes_on_with_its_own_code_without_a_changed_bit(
 ) -> None:
     project = tmp_path / "project"
     # Half an hour is less than the margin: the job stops before it takes a step.
-    limit = {"options": {"time": 30}, "margin": 2000}
+    limit = {"slurm": {"options": {"time": 30}}, "margin": 2000}
     choose = ["--parallel=auto"]  # takes ddp, and says for how many machines
-    config = write_project(project, tiny_mixture, nodes=2, slurm=limit, options=choose)
+    config = write_project(project, tiny_mixture, nodes=2, options=choose, **limit)
     whole, part = tmp_path / "whole", project / "run"
     run_ranks(train_whole_and_in_part, 2, tiny_mixture, whole, part)
 
