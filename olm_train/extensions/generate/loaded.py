@@ -104,7 +104,7 @@ class LoadedModel:
         return text
 
     def engine(self, max_rows: int = MAX_ROWS, *, context: int | None = None) -> Engine:
-        """Return an engine on it; `context`: tokens that it looks at, as many as it does."""
+        """Return an engine on it; `context`: most tokens it looks at; None: as the model says."""
         return Engine(
             runner_of(self.model, self.device),
             self.tokenizer,
