@@ -86,8 +86,10 @@ def describe(device: torch.device) -> dict[str, str]:
 
 @cache  # what a process has imported does not change any more
 def packages() -> dict[str, str]:
-    """Return the version of each installed package by its name, sorted."""
-    return dict(sorted(map(_name_and_version, metadata.distributions())))
+    """Return the version of each installed package by its name, sorted; of two that have a name,
+    that of the one which is imported."""
+    found = map(_name_and_version, reversed([*metadata.distributions()]))
+    return dict(sorted(dict(found).items()))
 
 
 def _name_and_version(package: metadata.Distribution) -> tuple[str, str]:

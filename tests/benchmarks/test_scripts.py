@@ -11,6 +11,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from support.forked import python
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("*.py"))
@@ -41,7 +42,7 @@ def test_no_file_beside_a_program_hides_a_package_from_it(folder: str) -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_it_has_help(name: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / name), "--help"],
+        [python(), str(BENCHMARKS / name), "--help"],
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

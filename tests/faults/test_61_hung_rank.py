@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.forked import python
 from support.ports import free_port
 from support.runs import REPOSITORY, environment
 
@@ -31,7 +31,7 @@ def test_61_all_ranks_end_and_say_where_each_was(
     script = REPOSITORY / "tests" / "support" / "hung_rank.py"
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(script), str(tiny_mixture), str(tmp_path), *options],
+            [python(), str(script), str(tiny_mixture), str(tmp_path), *options],
             env={
                 **environment(),
                 "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")]),

@@ -8,14 +8,13 @@ Shell variables and files live on from block to block. Python blocks are scripts
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from support.forked import commands
 from support.pages import REPOSITORY, Block, Page
 from support.ports import free_port
 
@@ -55,10 +54,9 @@ def run_page(page: Page, folder: Path, extra: Mapping[str, str], timeout: float 
     """
     blocks = [block for block in page.blocks if block.runs]
     script = "".join(_step(number, block, folder) for number, block in enumerate(blocks))
-    commands = _commands(folder.parent / f"{folder.name}-bin")
     environment = os.environ | dict(extra)
     environment |= {
-        "PATH": f"{commands}:{environment['PATH']}",
+        "PATH": f"{commands()}:{environment['PATH']}",
         "PYTHONPATH": str(REPOSITORY),
         "OMP_NUM_THREADS": "1",
         "PET_MASTER_PORT": str(free_port()),  # torchrun's, as pages may run side by side
@@ -86,18 +84,3 @@ def _step(number: int, block: Block, folder: Path) -> str:
     script = folder / f"block{number}.py"
     script.write_text(block.text)
     return f"printf '{BORDER}'\npython {script.name}\n"
-
-
-def _commands(folder: Path) -> Path:
-    """A folder of the commands that readers have installed, of this interpreter and checkout."""
-    folder.mkdir()
-    python = shlex.quote(sys.executable)
-    for name, words in (
-        ("python", ""),
-        ("olm-data", "-m olm_data.cli "),
-        ("olm-train", "-m olm_train.cli "),
-        ("torchrun", "-m torch.distributed.run "),
-    ):
-        (folder / name).write_text(f'#!/bin/sh\nexec {python} {words}"$@"\n')
-        (folder / name).chmod(0o755)
-    return folder

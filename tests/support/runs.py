@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import yaml
-from support.forked import forked
+from support.forked import forked, python
 from support.polling import wait_until
 from support.stand_in import parse_mixture
 from support.tokenizing import make_dataset, write_jsonl
@@ -148,9 +148,11 @@ def group_world() -> World:
     )
 
 
-def command(config: Path, *options: str, ranks: int = 1) -> list[str]:
+def command(
+    config: Path, *options: str, ranks: int = 1, interpreter: str = sys.executable
+) -> list[str]:
     """The command line of a run, under torchrun where there are several ranks."""
-    launcher = [sys.executable]
+    launcher = [interpreter]
     if ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return [*launcher, "-m", "olm_train.run", str(config), *options]
@@ -166,7 +168,7 @@ def run(config: Path, *options: str, ranks: int = 1) -> subprocess.CompletedProc
     if ranks == 1:
         return forked("olm_train.run", config, *options, environment=environment())
     return subprocess.run(
-        command(config, *options, ranks=ranks),
+        command(config, *options, ranks=ranks, interpreter=python()),
         env=environment(),
         capture_output=True,
         text=True,

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from support.distributed import run_ranks
 from support.eval_requests import make_task
 from support.evaluated_ranks import PROMPTS, evaluated, texts
+from support.forked import python
 from support.ports import free_port
 from support.runs import REPOSITORY, environment, metrics
 
@@ -81,7 +81,7 @@ def test_a_rank_that_is_killed_ends_the_other_one_and_nothing_is_lost(
     words = [str(tiny_mixture), str(tmp_path), str(task)]
     ranks = [
         subprocess.Popen(
-            [sys.executable, script, *words, "task"],
+            [python(), script, *words, "task"],
             env={**shared, "RANK": str(rank)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -33,6 +33,8 @@ from olm_train.parallel.config import DataParallelConfig
 from olm_train.run.config import RunConfig
 from olm_train.run.dry_run import describe
 
+pytestmark = pytest.mark.xdist_group("cut")  # its fixtures are made once
+
 HALF, END = 4, 10
 CALLBACKS = "--trainer.callbacks."
 WATCHED = (f"{CALLBACKS}gap_monitor.enabled=true", f"{CALLBACKS}replica_checker.enabled=true")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.forked import python
 from support.ports import free_port
 from support.runs import environment, write_config
 
@@ -40,7 +40,7 @@ def test_an_error_of_any_rank_is_printed_once(
     paths["PYTHONPATH"] = f"{tmp_path}:{paths.get('PYTHONPATH', '')}"
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "olm_train.run", str(config), option]
+            [python(), "-m", "olm_train.run", str(config), option]
             + ([] if met or number != rank else [wrong]),
             env=paths | address | {"RANK": str(number)},
             stderr=subprocess.PIPE,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from support.auto_runs import (
     trainer,
 )
 from support.distributed import run_ranks
+from support.forked import python
 from support.runs import REPOSITORY, environment, metrics
 from torch import nn
 from torch.utils.data import DataLoader
@@ -272,7 +272,7 @@ def test_two_ranks_of_torchrun_agree_with_one(tmp_path: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     script = str(REPOSITORY / "tests" / "support" / "auto_runs.py")
     done = subprocess.run(
-        [sys.executable, *launcher, script, str(tmp_path / "two"), "auto", "decoder", str(STEPS)],
+        [python(), *launcher, script, str(tmp_path / "two"), "auto", "decoder", str(STEPS)],
         env=environment() | {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"},
         capture_output=True,
         text=True,

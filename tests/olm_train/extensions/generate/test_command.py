@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from support.distributed import run_ranks
+from support.forked import python
 from support.hf_talker import greedy, save_hf_talker, theirs
 from support.hub_stub import HubStub
 from support.runs import build_trainer, group_world
@@ -129,7 +129,7 @@ def test_ranks_share_the_prompts(run_folder: Path, tmp_path: Path) -> None:
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     words = [str(run_folder), "--prompts", str(file), "--max-new-tokens", "8"]
     alone = CliRunner().invoke(main, words).stdout
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [python(), "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", "-m", "olm_train.generate", *words]
     result = subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=tmp_path)
     assert result.returncode == 0, result.stderr

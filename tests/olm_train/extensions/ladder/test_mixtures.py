@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import yaml
+from support.forked import python
 from support.runs import MANIFEST, config_values, environment
 
 import olm_data
@@ -154,7 +154,7 @@ def test_the_command_trains_what_is_missing_and_answers(tiny_mixture: Path, tmp_
     )
 
     def said(*words: str) -> dict[str, Any]:
-        command = [sys.executable, "-m", "olm_train.cli", "ladder", "mix", path, "--json", *words]
+        command = [python(), "-m", "olm_train.cli", "ladder", "mix", path, "--json", *words]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.forked import python
 from support.runs import build_trainer, metrics, run, same_bits, tensors
 
 from olm_data.errors import InputError
@@ -18,7 +20,7 @@ from olm_train.extensions.ladder.run import batch_of, train
 
 from .test_plan import write_ladder
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ladder")]  # it is trained once
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,9 @@ def ladder(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A ladder of three widths and three lengths, trained; the file ladder.yaml."""
     path = write_ladder(tmp_path_factory.mktemp("ladder"), tiny_mixture)
     read = LadderConfig.read(path)
-    assert train(batch_of(read, plan(read)), print) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", python())
+        assert train(batch_of(read, plan(read)), print) == 0
     return Path(path)
 
 
