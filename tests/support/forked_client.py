@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 
 address, python, *given = sys.argv[1:]
 words = [word for word in given if word != "-u"] or [""]
@@ -25,6 +26,7 @@ with socket.socket(socket.AF_UNIX) as server:
         signal.signal(number, lambda number, _: server.sendall(bytes([number])))
     code = int.from_bytes(server.recv(2, socket.MSG_WAITALL), signed=True)
 if code < 0:
-    signal.signal(-code, signal.SIG_DFL)
+    with suppress(OSError):  # SIGKILL has no other
+        signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 sys.exit(code)

@@ -6,11 +6,11 @@ write_project(folder, lock) -> train.yaml, launch.yaml, said.py (committed), run
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
-from support.forked import python
 from support.runs import config_values, environment
 
 SAID = """\
@@ -65,7 +65,7 @@ def write_project(folder: Path, lock: Path, **launch: Any) -> Path:
 def launch(config: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run `olm-train launch`."""
     return subprocess.run(
-        [python(), "-m", "olm_train", "launch", str(config), *options],
+        [sys.executable, "-m", "olm_train", "launch", str(config), *options],
         env=environment(),
         cwd=config.parent,
         capture_output=True,

@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.batches import make_batch
-from torch.distributed.tensor import DTensor
 
 from olm_data.errors import OlmError
 from olm_data.storage.store import Store
@@ -25,7 +24,7 @@ from olm_train.data.batch import Batch
 from olm_train.distributed.waiting import RanksLostError, RankWatchdog
 from olm_train.distributed.world import World
 from olm_train.model.config import DecoderConfig
-from olm_train.model.shards import like, local_blocks, tensor_cut
+from olm_train.model.shards import like, local_blocks
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.schedule import CosineWithWarmup
 from olm_train.optim.state import OptimizerState, make_room
@@ -309,14 +308,9 @@ def full(module: TransformerTrainModule, given: Any = None) -> dict[str, dict[st
 def _together(state: dict[str, Any], world: World) -> dict[str, dict[str, torch.Tensor]]:
     """What all ranks have of tensors by part and name; those of a pipeline have other ones."""
 
-    def blocks(tensor: torch.Tensor) -> list[tuple[torch.Tensor, Any]]:
-        if tensor_cut(tensor) is None:
-            return [(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor, ...)]
-        return local_blocks(tensor)
-
     here = {
         part: {
-            name: (x.shape, [(b.detach().cpu(), at) for b, at in blocks(x)])
+            name: (x.shape, x.dtype, [(_bytes_of(b), b.shape, at) for b, at in local_blocks(x)])
             for name, x in of.items()
         }
         for part, of in state.items()
@@ -324,11 +318,17 @@ def _together(state: dict[str, Any], world: World) -> dict[str, dict[str, torch.
     found: dict[str, dict[str, torch.Tensor]] = {part: {} for part in state}
     for rank in world.gather(here):
         for part, of in rank.items():
-            for name, (shape, held) in of.items():
-                for block, at in held:
-                    room = torch.full(shape, torch.nan).to(block.dtype)
-                    found[part].setdefault(name, room)[at] = block
+            for name, (shape, dtype, held) in of.items():
+                if name not in found[part]:
+                    found[part][name] = torch.full(shape, torch.nan).to(dtype)
+                for block, its_shape, at in held:
+                    found[part][name][at] = torch.from_numpy(block).view(dtype).view(its_shape)
     return found
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    """As numpy has them: a tensor is sent in ten times as long."""
+    return tensor.detach().cpu().flatten().view(torch.uint8).numpy()
 
 
 def whole_model(module: TransformerTrainModule) -> dict[str, torch.Tensor]:
