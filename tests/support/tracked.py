@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from support.runs import command, environment, metrics, run, write_config
+from support.forked import python
+from support.runs import environment, metrics, run, write_config
 from support.service_stub import Service, serving
 
 from olm_data.extensions.watching.watched import EVAL, Measured, WatchedEvaluation
@@ -193,11 +194,10 @@ def trained_beside(
             for mode in modes:
                 config = write_config(folder / f"{mode}.yaml", lock, folder / mode)
                 url = stack.enter_context(serving(services[mode]))
-                words = command(config, f"--trainer.callbacks.{name}={{}}")
-                place, seconds = words.index("olm_train.run"), "600.0" if mode == "ok" else "5.0"
-                words[place - 1 : place + 1] = ["-c", PROGRAM.replace("SECONDS", seconds)]
+                program = folder / f"{mode}.py"
+                program.write_text(PROGRAM.replace("SECONDS", "600.0" if mode == "ok" else "5.0"))
                 process = subprocess.Popen(
-                    words,
+                    [python(), program, config, f"--trainer.callbacks.{name}={{}}"],
                     env={**environment(), **variables(url)},
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
