@@ -2,7 +2,8 @@
 
     page, folder, environment -> one bash script -> what each block printed
 
-Shell variables and files live on from block to block. Python blocks are scripts of their own.
+Shell variables and files live on from block to block. Python blocks are scripts of their own. What
+a page runs in Python is forked (`support.forked`).
 """
 
 from __future__ import annotations
