@@ -26,6 +26,7 @@ from functools import cache
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ def forked(
     with tempfile.TemporaryDirectory(prefix="forked-") as said:
         paths = [Path(said, "stdout"), Path(said, "stderr")]
         streams = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for path in paths]
-        process = _start(given, environment, folder or Path.cwd(), streams)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        process = _start(given, environment, folder or Path.cwd(), [nothing, *streams])
         process.join(timeout)
         process.kill()
         process.join()
@@ -115,17 +117,13 @@ class _Stream:
         self.here = here
 
     def __reduce__(self) -> Any:
-        return _received, (DupFd(self.here),)
-
-
-def _received(stream: Any) -> int:
-    return stream.detach()
+        return methodcaller("detach"), (DupFd(self.here),)
 
 
 def _start(
     words: Sequence[str], environment: Mapping[str, str], folder: Path | str, streams: Sequence[int]
 ) -> BaseProcess:
-    """Start it with the last of the standard streams, which are closed here."""
+    """Start it with these standard streams, which are closed here."""
     there = [_Stream(stream) for stream in streams]
     with _STARTING, rank_server() as context:
         process = context.Process(
@@ -146,8 +144,9 @@ def _main(
 ) -> None:
     import torch
 
-    for number, stream in zip((2, 1, 0), reversed(streams), strict=False):
+    for number, stream in enumerate(streams):
         os.dup2(stream, number)
+    sys.stdin = os.fdopen(0, closefd=False)  # multiprocessing has put nothing there
     os.environ.clear()  # that of the time when the server was started
     os.environ.update(environment)
     os.chdir(folder)

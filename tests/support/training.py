@@ -327,7 +327,7 @@ def _together(state: dict[str, Any], world: World) -> dict[str, dict[str, torch.
 
 
 def _bytes_of(tensor: torch.Tensor) -> Any:
-    """As numpy has them: a tensor is sent in ten times as long."""
+    """As numpy has them: torch pickles each tensor as a file of its own."""
     return tensor.detach().cpu().flatten().view(torch.uint8).numpy()
 
 
