@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -151,8 +152,12 @@ class Ours:
 
 
 def quickstart(sources: Sequence[Source], *, ranks: int, overrides: Sequence[str] = ()) -> Ours:
-    """Return the quickstart's run."""
+    """Return the quickstart's run, in the precision that its run.sh takes on this CPU."""
     length = yaml.safe_load((QUICKSTART / "mix.yaml").read_text())["sequence_length"]
+    cpu = Path("/proc/cpuinfo")
+    has_bf16 = cpu.exists() and re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", cpu.read_text())
+    precision = f"--train_module.dp_config.param_dtype={'bfloat16' if has_bf16 else 'float32'}"
+    overrides = [precision, *overrides]
     return Ours(QUICKSTART / "train.yaml", sources, length, ranks=ranks, overrides=overrides)
 
 

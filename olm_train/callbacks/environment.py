@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import platform
 import re
+import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -87,8 +88,10 @@ def describe(device: torch.device) -> dict[str, str]:
 @cache  # what a process has imported does not change any more
 def packages() -> dict[str, str]:
     """Return the version of each installed package by its name, sorted; of two that have a name,
-    that of the one which is imported."""
-    found = map(_name_and_version, reversed([*metadata.distributions()]))
+    that of the one which is imported. Copies that a package keeps for itself do not count: whether
+    their folder is on the path depends on what was imported (setuptools, Ray)."""
+    folders = [folder for folder in sys.path if "-packages/" not in Path(folder).as_posix()]
+    found = map(_name_and_version, reversed([*metadata.distributions(path=folders)]))
     return dict(sorted(dict(found).items()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -26,10 +27,16 @@ def test_names_and_versions_of_packages_are_those_of_their_metadata() -> None:
         for name, version in describe(torch.device("cpu")).items()
         if name.startswith("package ")
     }
-    each_one = reversed([*metadata.distributions()])  # the first of a name is imported
-    wanted = {f"package {each.metadata['Name']}": each.version for each in each_one}
-    assert found == wanted
-    assert list(found) == sorted(wanted)
+    code = """
+from importlib import metadata
+for each in reversed([*metadata.distributions()]):  # the first of a name is imported
+    print(f"package {each.metadata['Name']}", each.version, sep="=")
+"""  # in a Python that has imported nothing yet, which may add to its path
+    told = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert found == dict(line.split("=") for line in told.stdout.splitlines())
+    assert list(found) == sorted(found)
 
 
 @pytest.mark.parametrize("version", ["0.0.1", "999.0"])
@@ -44,6 +51,18 @@ def test_of_two_packages_of_a_name_it_has_the_one_that_is_imported(
     assert packages.__wrapped__()["numpy"] == version
     sys.path[:] = [*sys.path[1:], str(tmp_path / "behind")]
     assert packages.__wrapped__()["numpy"] == metadata.version("numpy") != version
+
+
+def test_copies_that_a_package_keeps_for_itself_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = packages.__wrapped__()
+    copy = tmp_path / "site-packages/setuptools/_vendor/platter-9.0.dist-info"
+    copy.mkdir(parents=True)
+    (copy / "METADATA").write_text("Metadata-Version: 2.1\nName: platter\nVersion: 9.0\n\n")
+    monkeypatch.syspath_prepend(copy.parent)
+    assert "platter" in {each.metadata["Name"] for each in metadata.distributions()}
+    assert packages.__wrapped__() == before
 
 
 def test_strict_without_a_record_of_the_versions_is_refused() -> None:
