@@ -129,12 +129,10 @@ class EqualRope(Row):
 
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
         rope = rope_of(config, problems)
-        theta, scaling = rope.theta, rope.scaling
-        check_scaling(config, rope, problems)
         return {
-            "rope_parameters": parameters(theta, scaling),
-            "rope_theta": theta,
-            "rope_scaling": old_form(scaling),
+            "rope_parameters": parameters(rope.theta, rope.scaling),
+            "rope_theta": rope.theta,
+            "rope_scaling": old_form(rope.scaling),
         }
 
 
@@ -216,7 +214,6 @@ class LayerRope(Row):
         rope = rope_of(config, problems)
         theta, scaling = rope.theta, rope.scaling
         windowed = rope.theta_windowed or theta
-        check_scaling(config, rope, problems)
         if scaling is not None and config.attention.sliding_window and rope.scaling_windowed:
             problems.refuse("positions.scaling_windowed", "is true", False)
         return {
@@ -237,14 +234,13 @@ class LayerRope(Row):
 
 
 def rope_of(config: DecoderConfig, problems: Problems) -> RoPEConfig:
-    """Return the rotary positions; others are refused."""
+    """Return the rotary positions; others are refused.
+
+    So is a YaRN whose ramp is empty: they and we then differ in what is stretched.
+    """
     if (kind := ours_of(config)["positions"]) != "rope":
         problems.refuse("positions", f"is {kind}", "rope")
-    return config.positions if isinstance(config.positions, RoPEConfig) else RoPEConfig()
-
-
-def check_scaling(config: DecoderConfig, rope: RoPEConfig, problems: Problems) -> None:
-    """Refuse a YaRN whose ramp is empty: they and we then differ in what is stretched."""
+    rope = config.positions if isinstance(config.positions, RoPEConfig) else RoPEConfig()
     scaling = rope.scaling
     if isinstance(scaling, YaRNScaling) and config.head_size >= 2:
         first, last = scaling.ramp(config.head_size, rope.theta)
@@ -254,6 +250,7 @@ def check_scaling(config: DecoderConfig, rope: RoPEConfig, problems: Problems) -
                 f"has an old_context_len of {scaling.old_context_len}, in which no pair of "
                 "theta and head_dim turns between beta_slow and beta_fast times",
             )
+    return rope
 
 
 def parameters(theta: float, scaling: RopeScaling | None) -> Json:
@@ -317,8 +314,7 @@ def stretch(given: ConfigReader, where: str, values: Json, old: int) -> Stretch:
         inner.refuse("type", f"is {shown(values['type'])}; readers differ in which counts", kind)
     theta = inner.take("rope_theta", float)
     scaling: RopeScaling | None = None
-    if inner.take("partial_rotary_factor", float, 1.0, null=1.0) != 1.0:
-        inner.refuse("partial_rotary_factor", "rotates a part of each head", 1.0)
+    refuse_partial(inner)
     if kind not in ("default", *_KINDS):
         known = " or ".join(("default", *_KINDS))
         inner.refuse("rope_type", f"is {shown(kind)}", known)

@@ -238,7 +238,7 @@ def report(found: Preflight, refuse_slow: bool) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Look at all nodes; return the exit code. Arguments: as JSON, see `agent.rank_commands`."""
+    """Look at all nodes; return the exit code. Arguments: as JSON, see `agent._start`."""
     given = decode_object(arguments[0].encode())
     wanted = parse(PreflightConfig, Values(given["wanted"], file="preflight"))
     number, work_dir = local_rank(), given["work_dir"]

@@ -77,10 +77,6 @@ def test_what_changes_nothing_is_no_matter(change: dict[str, Any]) -> None:
     assert LLAMA.config_from_hf(FIELDS | change) == LLAMA.config_from_hf(FIELDS)
 
 
-def test_a_caller_may_say_that_a_field_changes_nothing() -> None:
-    assert LLAMA.config_from_hf(FIELDS | {"mark": 1}, ignore=["mark"]).d_model == 8
-
-
 def test_documents_may_be_of_any_length_but_it_must_be_said() -> None:
     with pytest.raises(UsageError, match="max_position_embeddings is not given"):
         LLAMA.config_to_hf(SMALL)

@@ -120,11 +120,13 @@ def test_addresses_lead_to_the_tokens_of_the_batch(lock: Path) -> None:
         labels, ids = batch.labels.reshape(-1), batch.input_ids.reshape(-1)
         real = [i for i, (a, b) in enumerate(pairwise(ends)) if (labels[a:b] >= 0).any()]
         begin = ends[:-1][real]
-        found = addresses.of(some, begin, np.diff(ends)[real])
-        names, shards = addresses.source_names(found), addresses.shard_names(found)
+        none = np.zeros(len(real))
+        found = addresses.entries(
+            1, some, begin, np.diff(ends)[real], tokens=none.astype(np.int64), nats=none
+        )
         for i, at in enumerate(begin.tolist()):
-            dataset, number = datasets["ab".index(names[i])], int(found.document[i])
-            assert dataset.shard_of(number)[0] == shards[i]
+            dataset, number = datasets["ab".index(found.source[i])], int(found.document[i])
+            assert dataset.shard_of(number)[0] == found.shard[i]
             assert found.row[i] == some[at // LENGTH]
             assert found.epoch[i] == epochs[int(found.row[i])]
             first, last = dataset.document_span(number)
