@@ -1,4 +1,4 @@
-"""Exports of real runs: files proved by other programs, whole or not there, refused in time."""
+"""Exports of real runs by the function and the command: proved, whole or not there, or refused."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 from support.hf_exports import OLMO2, read, receipt_of, trained
 
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
-from olm_data.model_receipt import ModelClaim
+from olm_data.model_receipt import ModelClaim, ModelReceipt
 from olm_train.checkpoint.load import Checkpoint, open_checkpoint
 from olm_train.checkpoint.portable import evaluation_model
 from olm_train.distributed.world import World
 from olm_train.extensions.averaging.merge import merge_checkpoints
 from olm_train.extensions.hf_export import export as exporting
 from olm_train.extensions.hf_export import job, verify
+from olm_train.extensions.hf_export.command import main
 from olm_train.extensions.hf_export.export import export, model_card, why_not_computed
 from olm_train.extensions.hf_export.job import ExportOptions
 
@@ -205,10 +207,14 @@ def test_the_loss_is_not_compared_where_the_data_are_gone(
 
 
 SMALL = "d_model: 32, n_layers: 2, n_heads: 4"
+
+
 QWEN2 = (
     f"{SMALL}, n_kv_heads: 2, feed_forward: {{hidden_size: 48}}, "
     "attention: {bias: qkv, sliding_window: WINDOWS}"
 )
+
+
 GPT2 = (
     f"{SMALL}, positions: {{name: learned, max_positions: 64}}, head: {{tied: true}}, "
     "norm: {name: layer_norm, bias: true}, attention: {bias: all}, "
@@ -316,3 +322,74 @@ def test_what_there_is_not_is_not_shown() -> None:
     assert "mixture lock" not in text
     assert "There is no tokenizer with this model" in text
     assert yaml.safe_load(text.split("---")[1])["tags"] == ["olm-data"]
+
+
+@pytest.fixture(scope="module")
+def run(checkpoint: Checkpoint) -> Path:
+    return Path(checkpoint.folder).parent
+
+
+def test_a_run_becomes_a_folder_and_says_what_was_proved(run: Path, tmp_path: Path) -> None:
+    hf = str(tmp_path / "hf")
+    done = CliRunner().invoke(main, [str(run), "--to", "hf", "--output", hf])
+    assert done.exit_code == 0, done.output
+    for part in ("model class  Olmo2ForCausalLM", "step         2", "greedy tokens  ", "loss"):
+        assert part in done.stdout
+    assert done.stderr.endswith(f"written: {hf}\n")
+    again = CliRunner().invoke(main, [str(run), "--to", "hf", "--output", hf])
+    assert again.stderr.endswith(f"already there: {hf}\n")
+
+
+def test_each_option_has_its_effect(run: Path, tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}")
+    options = ["--dtype", "float16", "--shard-size", "20KB", "--context", "77", "--verify", "files"]
+    options += ["--write-tied-head", "--chat-template", str(template), "--json"]
+    hf = tmp_path / "hf"
+    done = CliRunner().invoke(main, [str(run), "--to", "hf", "--output", str(hf), *options])
+    assert done.exit_code == 0, done.output
+    receipt = receipt_of(hf)
+    assert json.loads(done.stdout)["claim"] == read(hf / "olm-export.json")["claim"]
+    assert (receipt.claim.dtype, receipt.claim.shard_bytes) == ("float16", 20_000)
+    assert receipt.claim.tied_head is False  # the head of this model is its own
+    assert receipt.verified.model is None
+    assert isinstance(receipt, ModelReceipt)
+    assert len(list(hf.glob("model-*.safetensors"))) > 2
+    assert read(hf / "config.json")["max_position_embeddings"] == 77
+    assert (hf / "chat_template.jinja").read_text() == template.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--dtype", "float32"], 2, "--dtype is for --to hf"),
+        (["--verify", "files"], 2, "--verify is for --to hf"),
+        (["--to", "hf", "--shard-size", "big"], 2, "'big' is not a size"),
+        (["--to", "hf", "--chat-template", "none"], 4, "there is no such template"),
+    ],
+)
+def test_options_without_effect_or_sense_are_refused(
+    run: Path, tmp_path: Path, options: list[str], code: int, says: str
+) -> None:
+    out = str(tmp_path / "out")
+    done = CliRunner().invoke(main, [str(run), "--output", out, *options])
+    assert done.exit_code == code
+    assert says in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_writes_over_an_export_and_nothing_else(run: Path, tmp_path: Path) -> None:
+    def export(output: Path) -> Result:
+        return CliRunner().invoke(main, [str(run), "--output", str(output)])
+
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    done = export(run)
+    assert done.exit_code == 7
+    assert "holds config.json" in done.stderr
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+    mine = tmp_path / "tokenizer.json"
+    mine.write_text("mine")
+    assert export(tmp_path).exit_code == 7
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+    for _ in range(2):
+        assert export(tmp_path / "new").exit_code == 0
