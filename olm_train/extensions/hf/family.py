@@ -108,7 +108,8 @@ class Family:
 
     Attributes:
         name: ours.
-        architecture, model_type: of the class in transformers, as in a config.json.
+        architecture, model_type: of the class in transformers, as in a config.json; the second
+            is the name by default.
         rows: how fields of theirs and ours are each other. Fields of ours that no row answers for
             keep their defaults.
         names: of tensors.
@@ -117,10 +118,13 @@ class Family:
 
     name: str
     architecture: str
-    model_type: str
+    model_type: str = ""
     rows: tuple[Row, ...]
     names: Names
     ignored: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model_type", self.model_type or self.name)
 
     def config_from_hf(self, fields: Json) -> DecoderConfig:
         """Return the shape of the model that a config.json is of, as `canonical` gives it.

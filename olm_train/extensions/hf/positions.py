@@ -21,13 +21,19 @@ from olm_train.model.rope import Llama3Scaling, PositionInterpolation, RopeScali
 
 ROPE_FIELDS = ("rope_theta", "rope_parameters", "rope_scaling", "partial_rotary_factor")
 
+_OLD = "old_context_len"
+_THEIRS = {_OLD: "original_max_position_embeddings"}
 _KINDS: dict[str, type[RopeScaling]] = {
     "linear": PositionInterpolation,
     "llama3": Llama3Scaling,
     "yarn": YaRNScaling,
 }
-_OLD = "old_context_len"
-_THEIRS = {_OLD: "original_max_position_embeddings"}
+_WRITTEN = {
+    "linear": ("factor",),
+    "llama3": ("factor", _OLD, "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", _OLD, "beta_fast", "beta_slow", "attention_factor"),
+}
+"""Fields of ours, by kind; theirs have the same names but for `_THEIRS`."""
 Stretch = tuple[float | None, RopeScaling | None]
 """Base, None where it is not named, and scaling of some layers."""
 
@@ -262,23 +268,9 @@ def old_form(scaling: RopeScaling | None) -> Json | None:
     """Return `rope_scaling` for a scaling."""
     if scaling is None:
         return None
-    if isinstance(scaling, PositionInterpolation):
-        return {"rope_type": "linear", "factor": scaling.factor}
-    old = {"factor": scaling.factor, "original_max_position_embeddings": scaling.old_context_len}
-    if isinstance(scaling, Llama3Scaling):
-        return {
-            "rope_type": "llama3",
-            **old,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-        }
-    return {
-        "rope_type": "yarn",
-        **old,
-        "beta_fast": scaling.beta_fast,
-        "beta_slow": scaling.beta_slow,
-        "attention_factor": scaling.attention_factor,
-    }
+    kind = next(name for name, each in _KINDS.items() if isinstance(scaling, each))
+    fields = {_THEIRS.get(field, field): getattr(scaling, field) for field in _WRITTEN[kind]}
+    return {"rope_type": kind, **fields}
 
 
 def refuse_partial(given: ConfigReader) -> None:

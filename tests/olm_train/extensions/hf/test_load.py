@@ -181,6 +181,14 @@ def test_another_shape_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> Non
         filled(tmp_path)
 
 
+def test_weights_in_bfloat16_are_cast_and_it_is_said(tmp_path: Path) -> None:
+    theirs = hf_model("llama").bfloat16()
+    theirs.save_pretrained(tmp_path)
+    model, said = filled(tmp_path)
+    assert "cast from bfloat16 to float32" in said
+    assert torch.equal(model.lm_head.weight, theirs.lm_head.weight.float())
+
+
 def test_quantised_weights_are_refused(tmp_path: Path) -> None:
     saved(tmp_path)
     change(tmp_path, model__norm__weight=torch.zeros(32, dtype=torch.int8))
