@@ -39,7 +39,6 @@ MOST_HEADER = 100_000_000
 """Bytes, as in the library."""
 PIECE = 8 << 20
 """Bytes of rows that one request reads, if a row is not longer."""
-_METADATA = "__metadata__"
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -163,7 +162,7 @@ def _header(file: RangedFile) -> tuple[int, dict[str, _Entry]]:
         raise damaged(f"its header would have {length:,} of {file.size:,} bytes", file.url)
     try:
         found = decode_object(file.read(8, 8 + length))
-        found.pop(_METADATA, None)
+        found.pop("__metadata__", None)
         entries = convert(found, dict[str, _Entry])
     except (MalformedJson, msgspec.ValidationError) as error:
         raise damaged(str(error), file.url) from error

@@ -56,13 +56,9 @@ def _reduce_scatter(data: torch.Tensor, group: dist.ProcessGroup) -> None:
     dist.reduce_scatter_single(data.new_empty(len(data)), data.repeat(size), group=group)
 
 
-def _broadcast(data: torch.Tensor, group: dist.ProcessGroup) -> None:
-    dist.broadcast(data, group_src=0, group=group)
-
-
 COLLECTIVES: dict[str, Collective] = {
     "all_reduce": lambda data, group: dist.all_reduce(data, group=group),
-    "broadcast": _broadcast,
+    "broadcast": lambda data, group: dist.broadcast(data, group_src=0, group=group),
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
 }
