@@ -1,39 +1,22 @@
-"""The runs of a mixture search, known by what they train, and the page of searches and ladders."""
+"""The runs of a mixture search: ordinary runs of ordinary locks, known by what they train."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from pathlib import Path
-from shutil import copy
 from typing import Any
 
 import msgspec
 import pytest
 import yaml
-from click.testing import CliRunner
 from support.forked import python
 from support.runs import MANIFEST, config_values, environment
 
 import olm_data
 from olm_data.errors import InputError, UsageError
 from olm_train.extensions.ladder.best import answer
-from olm_train.extensions.ladder.command import main
-from olm_train.extensions.ladder.config import LadderConfig
-from olm_train.extensions.ladder.fit import fitted
-from olm_train.extensions.ladder.forecast import ForecastScore
 from olm_train.extensions.ladder.mixtures import MixedPoint, Search, SearchConfig
-from olm_train.extensions.ladder.points import frontier, read_points
-from olm_train.extensions.ladder.report import (
-    compute_section,
-    curves_section,
-    rates_section,
-    scores_section,
-)
-
-from .test_fit import point
-from .test_plan import write_ladder
 
 SOURCES = ("prose", "code")
 
@@ -93,14 +76,14 @@ def test_points_are_the_natural_and_the_uniform_mixture_and_others(
 
 def test_a_point_is_an_ordinary_mixture_of_its_shares(tiny_mixture: Path, tmp_path: Path) -> None:
     search = opened(write_search(tmp_path, tiny_mixture))
-    for number, proxy in enumerate(search.plan().points):
+    for number, point in enumerate(search.plan().points):
         path = tmp_path / f"{number}.yaml"
-        path.write_bytes(search.manifest(proxy.shares, search.tokens))
+        path.write_bytes(search.manifest(point.shares, search.tokens))
         lock = olm_data.mix(path)
         assert lock.total_rows * lock.sequence_length == 1024
         wanted = lock.manifest_stages[0].wanted
         shares = {s.name: float(w) for s, w in zip(lock.sources, wanted, strict=True)}
-        assert shares == pytest.approx(proxy.shares, abs=1e-9)
+        assert shares == pytest.approx(point.shares, abs=1e-9)
 
 
 def test_shares_keep_what_max_epochs_allows_in_the_target(
@@ -108,8 +91,8 @@ def test_shares_keep_what_max_epochs_allows_in_the_target(
 ) -> None:
     search = opened(write_search(tmp_path, tiny_mixture, target=12_000))
     assert (search.region.high < 1).any()
-    for proxy in search.plan().points:
-        epochs = search.array(proxy.shares) * 12_000 / search.available
+    for point in search.plan().points:
+        epochs = search.array(point.shares) * 12_000 / search.available
         assert (epochs <= 4.0 + 1e-9).all()
 
 
@@ -184,68 +167,3 @@ def test_the_command_trains_what_is_missing_and_answers(tiny_mixture: Path, tmp_
     before = results.read_bytes()
     assert said() == first
     assert results.read_bytes() == before
-
-
-SCORE = ForecastScore("large", 512, 1_048_576, 3.1, 3.09, -0.003, 0.2, 3.4, True)
-
-
-def lines(section: str) -> int:
-    """How many curves and bands the wide picture has."""
-    return len(re.findall('<g id="(?:line2d|FillBetween)', section.split('class="narrow"')[0]))
-
-
-def test_a_page_shows_ladder_and_search_and_fetches_nothing(
-    tiny_mixture: Path, tmp_path: Path
-) -> None:
-    ladder = write_ladder(tmp_path, tiny_mixture)
-    folder = Path(LadderConfig.read(ladder).folder)
-    folder.mkdir()
-    copy(Path(__file__).with_name("ladder.jsonl"), folder)
-    (folder / "scores.jsonl").write_bytes(msgspec.json.encode(SCORE) + b"\n")
-    search = write_search(tmp_path, tiny_mixture, points=12)
-    keep(opened(search))
-    output = tmp_path / "page.html"
-    done = CliRunner().invoke(main, ["report", ladder, str(search), "--output", str(output)])
-    assert done.exit_code == 0, done.output
-    page = output.read_text()
-    assert re.findall("<h2>(.*?)</h2>", page) == [
-        "Loss by compute",
-        "Forecasts and truth",
-        "Mixtures",
-    ]
-    assert "leave-one-out error" in page
-    assert not re.search(r"<script|src=|href=\"http", page)
-    assert page.count('role="img"') == 6  # wide and narrow
-
-
-def test_a_search_of_three_sources_is_a_triangle(tiny_mixture: Path, tmp_path: Path) -> None:
-    search = write_search(tmp_path, tiny_mixture, ("web",), points=14)
-    keep(opened(search))
-    output = tmp_path / "page.html"
-    done = CliRunner().invoke(main, ["report", str(search), "--output", str(output)])
-    assert done.exit_code == 0, done.output
-    assert {"prose", "code", "web", "best", "natural"} <= {
-        *re.findall(">([a-z]+)</text>", output.read_text())
-    }
-
-
-def test_a_picture_has_a_curve_for_each_size_sweep_and_compute() -> None:
-    points = frontier(read_points(Path(__file__).with_name("ladder.jsonl")))
-    assert rates_section(points) == scores_section([]) == ""
-    assert lines(curves_section(points, fitted(points))) > 3
-    sweep = [msgspec.structs.replace(points[0], lr=lr, name=f"{lr}") for lr in (0.001, 0.1)]
-    assert "peak rate" in rates_section([*points, *sweep])
-    assert "3.4 x the FLOPs" in scores_section([SCORE])
-
-
-def test_sizes_of_one_compute_are_one_curve() -> None:
-    computes, sizes = (1e15, 1e16, 1e17), (1e6, 3e6, 1e7)
-    found = [point(n, compute / (6 * n)) for n in sizes for compute in computes]
-    section = compute_section(found, fitted(found))
-    assert all(f"{compute:.2g}" in section for compute in computes)
-    assert compute_section(found[:1], fitted(found)) == ""
-
-
-@pytest.mark.parametrize("words", [["report"], ["report", "none.yaml"]])
-def test_a_report_of_nothing_is_refused(words: list[str]) -> None:
-    assert CliRunner().invoke(main, words).exit_code != 0
