@@ -59,7 +59,8 @@ from olm_train.callbacks.sequence_length_scheduler import SequenceLengthSchedule
 from olm_train.data.batch import Batch
 from olm_train.model.loss import sum_by_piece
 
-Int64, Floats = NDArray[np.int64], NDArray[np.float64]
+Int64 = NDArray[np.int64]
+Floats = NDArray[np.float64]
 MAX_REMOTE = 64
 """Shards of a remote dataset whose document ends are held in memory."""
 
