@@ -215,10 +215,8 @@ class TorchDataLoader(DataLoaderBase):
         self._batches, self._to_load = int(state["batches"]), state["data"]
         if "now" not in state["data"] and self._batches and self.world.main:
             log.warning(
-                "the data loader keeps no state: %s batches of epoch %s are made again, and left "
-                "out",
-                f"{self._batches:,}",
-                self.epoch,
+                f"the data loader keeps no state: {self._batches:,} batches of epoch {self.epoch} "
+                "are made again, and left out"
             )
 
     # ---- one epoch -----------------------------------------------------------------------------
@@ -262,10 +260,8 @@ class TorchDataLoader(DataLoaderBase):
                 step = []
         if step and self.world.main:
             log.warning(
-                "epoch %s: %s batches were left over, fewer than the %s of a step",
-                self.epoch,
-                len(step),
-                self.accumulate,
+                f"epoch {self.epoch}: {len(step)} batches were left over, fewer than the "
+                f"{self.accumulate} of a step"
             )
 
     def _next(self, batches: Iterator[Any]) -> tuple[Any] | None:

@@ -34,7 +34,7 @@ from olm_train.optim.schedule import Constant
 from olm_train.optim.schedule_base import LRSchedule
 from olm_train.optim.state import class_name, make_room, names_of, state_of
 from olm_train.parallel.apply import reshard, spread
-from olm_train.parallel.config import DTYPES, DataParallelConfig, DataParallelType
+from olm_train.parallel.config import DataParallelConfig, DataParallelType
 from olm_train.stability.gate import FiniteGate, NonFinite
 
 Loss = Callable[..., Tensor]
@@ -101,9 +101,7 @@ class BasicTrainModule(GradientStep):
         before = names_of(model)
         inner = units(model, wrap_classes, min_num_params)
         self._forward = spread(model, dp_config, self.world, inner)
-        self._autocast = None
-        if dp_config.param_dtype == "bfloat16":
-            self._autocast = DTYPES[dp_config.param_dtype]
+        self._autocast = torch.bfloat16 if dp_config.param_dtype == "bfloat16" else None
         self.optimizer = built(optimizer, model, optim or {}, before)
         self._gate = FiniteGate(non_finite, self.world.device)
         self.config = {

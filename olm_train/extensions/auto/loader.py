@@ -165,10 +165,9 @@ def _length(batch: Any) -> int | None:
     """Return the tokens of a row of a batch; None: it has no rows of tokens."""
     if isinstance(batch, Batch):
         return batch.max_seqlen
-    parts = batch.values() if isinstance(batch, dict) else batch
-    tensors = (
-        [t for t in parts if isinstance(t, Tensor)] if not isinstance(batch, Tensor) else [batch]
-    )
-    first = tensors[0] if tensors else None
-    whole = first is not None and first.ndim == 2 and not first.is_floating_point()
-    return first.shape[1] if first is not None and whole else None
+    parts = [batch] if isinstance(batch, Tensor) else batch
+    parts = parts.values() if isinstance(parts, dict) else parts
+    first = next((part for part in parts if isinstance(part, Tensor)), None)
+    if first is None or first.ndim != 2 or first.is_floating_point():
+        return None
+    return first.shape[1]

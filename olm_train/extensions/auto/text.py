@@ -197,17 +197,11 @@ class TextDataset(IterableDataset[Batch]):
         if not (counted.dropped or counted.left_over):
             return
         dropped = ", ".join(f"{reason} {n:,}" for reason, n in counted.dropped.items())
+        said = f"{sum(counted.dropped.values()):,} records dropped{f' ({dropped})' * bool(dropped)}"
         log.warning(
-            "epoch %s, reader %s of %s: %s documents, %s rows; %s records dropped%s; %s tokens "
-            "left over, fewer than a row",
-            epoch,
-            slot.number,
-            slot.slots,
-            f"{counted.documents:,}",
-            f"{counted.windows:,}",
-            f"{sum(counted.dropped.values()):,}",
-            f" ({dropped})" if dropped else "",
-            f"{counted.left_over:,}",
+            f"epoch {epoch}, reader {slot.number} of {slot.slots}: {counted.documents:,} "
+            f"documents, {counted.windows:,} rows; {said}; {counted.left_over:,} tokens left over, "
+            "fewer than a row"
         )
 
 

@@ -108,7 +108,8 @@ class Family:
 
     Attributes:
         name: ours.
-        architecture, model_type: of the class in transformers, as in a config.json.
+        architecture, model_type: of the class in transformers, as in a config.json; the second
+            is the name by default.
         rows: how fields of theirs and ours are each other. Fields of ours that no row answers for
             keep their defaults.
         names: of tensors.
@@ -117,17 +118,19 @@ class Family:
 
     name: str
     architecture: str
-    model_type: str
+    model_type: str = ""
     rows: tuple[Row, ...]
     names: Names
     ignored: frozenset[str] = frozenset()
 
-    def config_from_hf(self, fields: Json, *, ignore: Collection[str] = ()) -> DecoderConfig:
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model_type", self.model_type or self.name)
+
+    def config_from_hf(self, fields: Json) -> DecoderConfig:
         """Return the shape of the model that a config.json is of, as `canonical` gives it.
 
         Args:
             fields: the content of the config.json, of transformers 4 or 5.
-            ignore: fields that the caller knows to change nothing.
 
         Raises:
             InputError: our decoder is not that model, or a field is not known; names each of them.
@@ -135,7 +138,7 @@ class Family:
         given, ours = ConfigReader(fields), dict[str, object]()
         for row in self.rows:
             ours |= row.read(given)
-        problems = [*given.problems, *self._unknown(given, ignore)]
+        problems = [*given.problems, *self._unknown(given)]
         if not problems:
             try:
                 config = canonical(DecoderConfig(**nested(_effective(ours))))
@@ -162,7 +165,6 @@ class Family:
         dtype: str = "float32",
         bos_token_id: int | None = None,
         eos_token_id: int | list[int] | None = None,
-        pad_token_id: int | None = None,
     ) -> Json:
         """Return the content of a config.json for a shape, without `transformers_version`.
 
@@ -175,8 +177,8 @@ class Family:
             max_position_embeddings: tokens of the longest document that the model is for; with
                 learned positions it follows from the shape.
             dtype: of the weights in the files.
-            bos_token_id, eos_token_id, pad_token_id: written as they are, null included: their
-                defaults are ids of somebody else's tokenizer.
+            bos_token_id, eos_token_id: written as they are, null included, as is the id that pads:
+                their defaults are ids of somebody else's tokenizer.
 
         Raises:
             UsageError: no model of the family is of that shape; names each field that prevents it.
@@ -204,7 +206,7 @@ class Family:
             "use_cache": True,
             "bos_token_id": bos_token_id,
             "eos_token_id": eos_token_id,
-            "pad_token_id": pad_token_id,
+            "pad_token_id": None,
             "dtype": dtype,
             "torch_dtype": dtype,
         }
@@ -336,10 +338,10 @@ class Family:
         layer = names.prefix + names.layer.format(number)
         return [layer + each for each in names.blocks[inner]], inner in names.transposed
 
-    def _unknown(self, given: ConfigReader, ignore: Collection[str]) -> list[Problem]:
+    def _unknown(self, given: ConfigReader) -> list[Problem]:
         found = []
         for name, value in given.unread().items():
-            if name in IGNORED or name in self.ignored or name in ignore:
+            if name in IGNORED or name in self.ignored:
                 continue
             if name in NEUTRAL and value in NEUTRAL[name]:
                 continue

@@ -368,7 +368,7 @@ def stored_dtype(opened: Opened) -> torch.dtype:
     """
     with _weights(opened) as (files, _, _):
         (name, *others) = files.dtypes
-    return torch.float32 if others else getattr(torch, _NAMES[name])
+    return torch.float32 if others else getattr(torch, FLOATS[name])
 
 
 @contextmanager
@@ -489,7 +489,7 @@ def _said(
 ) -> list[str]:
     said = []
     kinds = {str(each.dtype).removeprefix("torch.") for each in parameters.values()}
-    theirs = [_NAMES[name] for name in files.dtypes]
+    theirs = [FLOATS[name] for name in files.dtypes]
     if set(theirs) != kinds:
         said.append(f"cast from {', '.join(theirs)} to {', '.join(sorted(kinds))}")
     left = sorted(files.names - set(stored.values()))
@@ -499,6 +499,3 @@ def _said(
             + ", ..." * (len(left) > 1)
         )
     return [*said, f"{len(stored):,} tensors, {scaled(files.bytes)}B"]
-
-
-_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -75,7 +75,7 @@ def from_transformers(
         say("warning: the data has no lock, so its tokenizer cannot be compared with the model's")
     else:
         rules = lock.tokenizer
-        compared = world.on_main(lambda: check_tokenizer(opened, rules, _tokenizer_of(lock)))
+        compared = world.on_main(lambda: check_tokenizer(opened, rules, known_tokenizer(lock)))
         say(f"{place}: {compared}")
     digests = world.on_each(lambda: file_digests(place, world.rank, world.size))
     files = dict(sorted(pair for each in digests for pair in each.items()))
@@ -97,7 +97,8 @@ def from_transformers(
     )
 
 
-def _tokenizer_of(lock: Lock) -> bytes | None:
+def known_tokenizer(lock: Lock) -> bytes | None:
+    """Return the `tokenizer.json` that lies with the data of a lock, None where none does."""
     try:
         return tokenizer_of_data(lock)
     except InputError:

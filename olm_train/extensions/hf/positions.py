@@ -21,13 +21,19 @@ from olm_train.model.rope import Llama3Scaling, PositionInterpolation, RopeScali
 
 ROPE_FIELDS = ("rope_theta", "rope_parameters", "rope_scaling", "partial_rotary_factor")
 
+_OLD = "old_context_len"
+_THEIRS = {_OLD: "original_max_position_embeddings"}
 _KINDS: dict[str, type[RopeScaling]] = {
     "linear": PositionInterpolation,
     "llama3": Llama3Scaling,
     "yarn": YaRNScaling,
 }
-_OLD = "old_context_len"
-_THEIRS = {_OLD: "original_max_position_embeddings"}
+_WRITTEN = {
+    "linear": ("factor",),
+    "llama3": ("factor", _OLD, "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", _OLD, "beta_fast", "beta_slow", "attention_factor"),
+}
+"""Fields of ours, by kind; theirs have the same names but for `_THEIRS`."""
 Stretch = tuple[float | None, RopeScaling | None]
 """Base, None where it is not named, and scaling of some layers."""
 
@@ -129,12 +135,10 @@ class EqualRope(Row):
 
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
         rope = rope_of(config, problems)
-        theta, scaling = rope.theta, rope.scaling
-        check_scaling(config, rope, problems)
         return {
-            "rope_parameters": parameters(theta, scaling),
-            "rope_theta": theta,
-            "rope_scaling": old_form(scaling),
+            "rope_parameters": parameters(rope.theta, rope.scaling),
+            "rope_theta": rope.theta,
+            "rope_scaling": old_form(rope.scaling),
         }
 
 
@@ -216,7 +220,6 @@ class LayerRope(Row):
         rope = rope_of(config, problems)
         theta, scaling = rope.theta, rope.scaling
         windowed = rope.theta_windowed or theta
-        check_scaling(config, rope, problems)
         if scaling is not None and config.attention.sliding_window and rope.scaling_windowed:
             problems.refuse("positions.scaling_windowed", "is true", False)
         return {
@@ -237,14 +240,13 @@ class LayerRope(Row):
 
 
 def rope_of(config: DecoderConfig, problems: Problems) -> RoPEConfig:
-    """Return the rotary positions; others are refused."""
+    """Return the rotary positions; others are refused.
+
+    So is a YaRN whose ramp is empty: they and we then differ in what is stretched.
+    """
     if (kind := ours_of(config)["positions"]) != "rope":
         problems.refuse("positions", f"is {kind}", "rope")
-    return config.positions if isinstance(config.positions, RoPEConfig) else RoPEConfig()
-
-
-def check_scaling(config: DecoderConfig, rope: RoPEConfig, problems: Problems) -> None:
-    """Refuse a YaRN whose ramp is empty: they and we then differ in what is stretched."""
+    rope = config.positions if isinstance(config.positions, RoPEConfig) else RoPEConfig()
     scaling = rope.scaling
     if isinstance(scaling, YaRNScaling) and config.head_size >= 2:
         first, last = scaling.ramp(config.head_size, rope.theta)
@@ -254,6 +256,7 @@ def check_scaling(config: DecoderConfig, rope: RoPEConfig, problems: Problems) -
                 f"has an old_context_len of {scaling.old_context_len}, in which no pair of "
                 "theta and head_dim turns between beta_slow and beta_fast times",
             )
+    return rope
 
 
 def parameters(theta: float, scaling: RopeScaling | None) -> Json:
@@ -265,23 +268,9 @@ def old_form(scaling: RopeScaling | None) -> Json | None:
     """Return `rope_scaling` for a scaling."""
     if scaling is None:
         return None
-    if isinstance(scaling, PositionInterpolation):
-        return {"rope_type": "linear", "factor": scaling.factor}
-    old = {"factor": scaling.factor, "original_max_position_embeddings": scaling.old_context_len}
-    if isinstance(scaling, Llama3Scaling):
-        return {
-            "rope_type": "llama3",
-            **old,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-        }
-    return {
-        "rope_type": "yarn",
-        **old,
-        "beta_fast": scaling.beta_fast,
-        "beta_slow": scaling.beta_slow,
-        "attention_factor": scaling.attention_factor,
-    }
+    kind = next(name for name, each in _KINDS.items() if isinstance(scaling, each))
+    fields = {_THEIRS.get(field, field): getattr(scaling, field) for field in _WRITTEN[kind]}
+    return {"rope_type": kind, **fields}
 
 
 def refuse_partial(given: ConfigReader) -> None:
@@ -317,8 +306,7 @@ def stretch(given: ConfigReader, where: str, values: Json, old: int) -> Stretch:
         inner.refuse("type", f"is {shown(values['type'])}; readers differ in which counts", kind)
     theta = inner.take("rope_theta", float)
     scaling: RopeScaling | None = None
-    if inner.take("partial_rotary_factor", float, 1.0, null=1.0) != 1.0:
-        inner.refuse("partial_rotary_factor", "rotates a part of each head", 1.0)
+    refuse_partial(inner)
     if kind not in ("default", *_KINDS):
         known = " or ".join(("default", *_KINDS))
         inner.refuse("rope_type", f"is {shown(kind)}", known)

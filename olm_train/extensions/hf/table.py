@@ -131,7 +131,6 @@ _OF_BALANCE = frozenset({"output_router_logits", "router_aux_loss_coef"})
 LLAMA = Family(
     name="llama",
     architecture="LlamaForCausalLM",
-    model_type="llama",
     rows=(
         *_sizes(tied=False, norm_eps=1e-6),
         DivisibleWidth(),
@@ -147,7 +146,6 @@ LLAMA = Family(
 QWEN2 = Family(
     name="qwen2",
     architecture="Qwen2ForCausalLM",
-    model_type="qwen2",
     rows=(
         *_sizes(tied=False, norm_eps=1e-6, kv_heads=32),
         EqualRope(theta=10_000.0, positions=32_768),
@@ -162,7 +160,6 @@ QWEN2 = Family(
 QWEN3 = Family(
     name="qwen3",
     architecture="Qwen3ForCausalLM",
-    model_type="qwen3",
     rows=(
         *_sizes(tied=False, norm_eps=1e-6, kv_heads=32, head_dim=128),
         EqualRope(theta=10_000.0, positions=32_768),
@@ -178,7 +175,6 @@ QWEN3 = Family(
 MISTRAL = Family(
     name="mistral",
     architecture="MistralForCausalLM",
-    model_type="mistral",
     rows=(
         *_sizes(tied=False, norm_eps=1e-6, kv_heads=8),
         EqualRope(theta=10_000.0, positions=131_072),
@@ -192,7 +188,6 @@ MISTRAL = Family(
 SMOLLM3 = Family(
     name="smollm3",
     architecture="SmolLM3ForCausalLM",
-    model_type="smollm3",
     rows=(
         *_sizes(tied=True, norm_eps=1e-6, kv_heads=4),
         EqualRope(theta=2_000_000.0, positions=32_768),
@@ -209,7 +204,6 @@ SMOLLM3 = Family(
 OLMO2 = Family(
     name="olmo2",
     architecture="Olmo2ForCausalLM",
-    model_type="olmo2",
     rows=(
         *_sizes(tied=False, norm_eps=1e-5),
         EqualRope(theta=10_000.0, positions=2048),
@@ -225,7 +219,6 @@ OLMO2 = Family(
 OLMO3 = Family(
     name="olmo3",
     architecture="Olmo3ForCausalLM",
-    model_type="olmo3",
     rows=(
         *_sizes(tied=False, norm_eps=1e-5),
         LayerRope(theta=500_000.0, windowed=500_000.0, local=None, positions=2048),
@@ -266,7 +259,6 @@ def _gemma(cap: float | None, both_ways: bool | None) -> tuple[Row, ...]:
 GEMMA2 = Family(
     name="gemma2",
     architecture="Gemma2ForCausalLM",
-    model_type="gemma2",
     rows=(
         *_gemma(30.0, None),
         Number("attn_logit_softcapping", "attention.softcap", float, 50.0, nullable=True),
@@ -300,7 +292,6 @@ GEMMA3 = Family(
 GPT2 = Family(
     name="gpt2",
     architecture="GPT2LMHeadModel",
-    model_type="gpt2",
     rows=(
         Number("vocab_size", "vocab_size", int, REQUIRED),
         Number("n_embd", "d_model", int, REQUIRED),
@@ -363,7 +354,6 @@ GPT2 = Family(
 OLMOE = Family(
     name="olmoe",
     architecture="OlmoeForCausalLM",
-    model_type="olmoe",
     rows=(
         *_sizes(tied=False, norm_eps=1e-5),
         WholeHeads(),
@@ -385,7 +375,6 @@ OLMOE = Family(
 QWEN3_MOE = Family(
     name="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
-    model_type="qwen3_moe",
     rows=(
         *_sizes(tied=False, norm_eps=1e-6, kv_heads=4, width="moe_intermediate_size"),
         EqualRope(theta=10_000.0, positions=32_768),

@@ -21,7 +21,6 @@ from contextlib import ExitStack
 from typing import Any, Self
 
 import msgspec
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -40,7 +39,6 @@ MOST_HEADER = 100_000_000
 """Bytes, as in the library."""
 PIECE = 8 << 20
 """Bytes of rows that one request reads, if a row is not longer."""
-_METADATA = "__metadata__"
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -49,29 +47,39 @@ class _Entry(msgspec.Struct, frozen=True):
     data_offsets: tuple[Size, Size]
 
 
-class OneVersion:
+class RangedFile:
     """An object in a bucket as it is now: what is read of it in parts is never of two versions.
 
     Args:
-        store: remote.
-        name: of the object.
+        store: the folder, remote.
+        name: of the file.
 
     Attributes:
-        url: of it.
-        size: in bytes.
+        read_bytes: of tensors, that travelled so far.
 
     Raises:
         FileNotFoundError: there is none.
+        ValidationError: it is damaged.
         RemoteFailure: the store refused, or failed too often.
     """
 
     def __init__(self, store: Store, name: str) -> None:
+        self.read_bytes = 0
         self.url = store.url(name)
         self._bucket, self._key = store.bucket, store.key(name)
         found = self._bucket.head(self._key)
         if found is None:
             raise FileNotFoundError(self.url)
         self.size, self._etag = found.size, found.etag
+        self._start, self._entries = _header(self)
+
+    def keys(self) -> list[str]:
+        """Return the names of the tensors."""
+        return list(self._entries)
+
+    def get_slice(self, name: str) -> RangedSlice:
+        """Return a tensor that is not yet read."""
+        return RangedSlice(self, self._entries[name], self._start)
 
     def read(self, start: int, stop: int) -> bytes:
         """Return bytes [start, stop); from any thread.
@@ -97,48 +105,16 @@ class OneVersion:
         return data
 
 
-class RangedFile:
-    """One file.
-
-    Args:
-        store: the folder, remote.
-        name: of the file.
-
-    Attributes:
-        read_bytes: of tensors, that travelled so far.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValidationError: it is damaged.
-    """
-
-    def __init__(self, store: Store, name: str) -> None:
-        self.read_bytes = 0
-        self._file = OneVersion(store, name)
-        self._start, self._entries = _header(self._file)
-
-    def keys(self) -> list[str]:
-        """Return the names of the tensors."""
-        return list(self._entries)
-
-    def get_slice(self, name: str) -> RangedSlice:
-        """Return a tensor that is not yet read."""
-        return RangedSlice(self, self._entries[name])
-
-    def read(self, start: int, stop: int) -> bytes:
-        """Return bytes of the part with the tensors."""
-        return self._file.read(self._start + start, self._start + stop)
-
-
 class RangedSlice:
     """A tensor of such a file.
 
     Args:
         file, entry: it, and what its header says of the tensor.
+        start: where the part with the tensors begins.
     """
 
-    def __init__(self, file: RangedFile, entry: _Entry) -> None:
-        self._file, self._entry = file, entry
+    def __init__(self, file: RangedFile, entry: _Entry, start: int) -> None:
+        self._file, self._entry, self._first = file, entry, start + entry.data_offsets[0]
 
     def get_dtype(self) -> str:
         """Return the name of the dtype: `BF16`."""
@@ -154,26 +130,19 @@ class RangedSlice:
         block = torch.empty([s.stop - s.start for s in where], dtype=dtype)
         if block.numel() == 0:
             return block
-        shape = entry.shape if len(entry.shape) > 1 else (math.prod(entry.shape), 1)
-        slices = where if len(entry.shape) > 1 else (*(where or (slice(0, 1),)), slice(0, 1))
-        rows, *others = slices
-        last = slice(others[-1].start * dtype.itemsize, others[-1].stop * dtype.itemsize)
-        width = (*shape[1:-1], shape[-1] * dtype.itemsize)  # of a row, in bytes
-        size, base = math.prod(width), entry.data_offsets[0]
-        target = block.view(-1).view(torch.uint8).numpy()
-        target = target.reshape(
-            rows.stop - rows.start, *(s.stop - s.start for s in (*others[:-1], last))
-        )
+        rows, *others = where or (slice(0, 1),)
+        size = math.prod(entry.shape[1:]) * dtype.itemsize  # of a row, in bytes
 
         def read(part: slice) -> tuple[slice, bytes]:
-            return part, self._file.read(base + part.start * size, base + part.stop * size)
+            first, last = (self._first + row * size for row in (part.start, part.stop))
+            return part, self._file.read(first, last)
 
+        target = block.view(-1, *block.shape[1:])
         for part, data in in_order(read, _parts(rows, max(1, PIECE // size)), ahead=READERS):
             self._file.read_bytes += len(data)
-            found = np.frombuffer(data, np.uint8).reshape(part.stop - part.start, *width)
-            target[part.start - rows.start : part.stop - rows.start] = found[
-                (slice(None), *others[:-1], last)
-            ]
+            found = torch.frombuffer(bytearray(data), dtype=dtype).view(-1, *entry.shape[1:])
+            part_rows = slice(part.start - rows.start, part.stop - rows.start)
+            target[part_rows] = found[(slice(None), *others)]
         return block
 
 
@@ -182,7 +151,7 @@ def _parts(rows: slice, most: int) -> Iterator[slice]:
         yield slice(first, min(first + most, rows.stop))
 
 
-def _header(file: OneVersion) -> tuple[int, dict[str, _Entry]]:
+def _header(file: RangedFile) -> tuple[int, dict[str, _Entry]]:
     """Return where the tensors begin, and the entry of each.
 
     Raises:
@@ -193,7 +162,7 @@ def _header(file: OneVersion) -> tuple[int, dict[str, _Entry]]:
         raise damaged(f"its header would have {length:,} of {file.size:,} bytes", file.url)
     try:
         found = decode_object(file.read(8, 8 + length))
-        found.pop(_METADATA, None)
+        found.pop("__metadata__", None)
         entries = convert(found, dict[str, _Entry])
     except (MalformedJson, msgspec.ValidationError) as error:
         raise damaged(str(error), file.url) from error
@@ -309,5 +278,5 @@ class SafeTensors:
         return tuple(self._found[name].get_shape())
 
 
-FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+FLOATS = {tag: str(TAGS[tag]).removeprefix("torch.") for tag in ("F64", "F32", "F16", "BF16")}
 """Dtypes whose values are the weights; others are quantised, and need more than a cast."""

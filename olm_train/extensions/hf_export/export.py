@@ -39,13 +39,7 @@ from olm_train.checkpoint.merged import folder_of_paths
 from olm_train.checkpoint.portable import evaluation_model, model_config
 from olm_train.extensions.hf_export import verify
 from olm_train.extensions.hf_export.job import DTYPES, ExportJob, ExportOptions
-from olm_train.extensions.hf_export.shards import (
-    INDEX,
-    index_of,
-    read_back,
-    refuse_other,
-    write_shard,
-)
+from olm_train.extensions.hf_export.shards import INDEX, index_of, refuse_other, write_shard
 from olm_train.extensions.hf_export.tokenizer_files import TokenizerFiles, prove
 
 ROWS = 2
@@ -61,7 +55,7 @@ def why_not_computed(job: ExportJob) -> str:
             return "logits, greedy text and loss: transformers is not installed"
         if not verify.knows(model_type := job.family.model_type):
             return f"logits, greedy text and loss: transformers has no class for a {model_type}"
-        needed, here = verify.room_needed(job.config.num_params), verify.room_here()
+        needed, here = 2 * 4 * job.config.num_params, verify.room_here()  # both models, fp32
         if needed > here:
             return (
                 f"logits, greedy text and loss: both models take {needed / 1e9:,.0f} GB, more than "
@@ -226,7 +220,7 @@ def _write(
     done = 0
     for shard in job.shards:
         written = write_shard(draft.folder, shard, values)
-        refuse_other(written, read_back(draft.folder, shard), shard.file)
+        refuse_other(draft.folder, shard, written)
         tensors |= written
         done += sum(each.bytes for each in shard.tensors)
         if why_not:

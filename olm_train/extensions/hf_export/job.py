@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from olm_data.bounded_json import JsonObject, decode_object
-from olm_data.errors import OlmError, UsageError, ValidationError
+from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.model_receipt import Dtype, ModelClaim, Verify
-from olm_train.checkpoint.documents import tokenizer_of_data
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import LOCK, TOKENIZER
 from olm_train.checkpoint.tensors import Box, read_rows
 from olm_train.checkpoint.text_rules import CHAT_TEMPLATE
+from olm_train.extensions.hf.model_format import known_tokenizer
 from olm_train.extensions.hf.table import Family, family_of_config
 from olm_train.extensions.hf.tensors import TensorMap, TensorPart
 from olm_train.extensions.hf_export.fold import Fold, folded
@@ -62,12 +62,7 @@ def family_to_export(
 
 def family_of_run(config: DecoderConfig, lock: Lock | None) -> Family:
     """Return the family that a run's model is written as; raises as `family_to_export` does."""
-    tokenizer = None
-    if lock is not None:
-        try:
-            tokenizer = tokenizer_of_data(lock)
-        except OlmError:
-            tokenizer = None  # then the exports hold none either
+    tokenizer = None if lock is None else known_tokenizer(lock)  # None: the exports have none
     return family_to_export(config, tokenizer)[0]
 
 

@@ -103,13 +103,16 @@ def write_shard(folder: Path, shard: WeightsFile, values: Iterable[Tensor]) -> d
     return digests
 
 
-def read_back(folder: Path, shard: WeightsFile) -> dict[str, str]:
-    """Return the sha256 of each tensor of a file as the library safetensors reads it.
+def refuse_other(folder: Path, shard: WeightsFile, written: Mapping[str, str]) -> None:
+    """Refuse a file whose tensors the library safetensors reads as others than were written.
+
+    Args:
+        written: sha256 of the bytes of each tensor, by name.
 
     Raises:
-        ValidationError: it is no such file, or holds other tensors than were planned.
+        ValidationError: it is no such file, or holds other tensors or other bytes.
     """
-    where, digests = str(folder / shard.file), {}
+    where, wrong = str(folder / shard.file), list[str]()
     try:
         with safe_open(where, framework="pt", device="cpu") as file:
             if file.metadata() != METADATA or set(file.keys()) != {e.tensor for e in shard.tensors}:
@@ -118,26 +121,17 @@ def read_back(folder: Path, shard: WeightsFile) -> dict[str, str]:
                 value = file.get_tensor(each.tensor)
                 if (value.dtype, tuple(value.shape)) != (each.dtype, each.shape):
                     raise ValidationError(f"{each.tensor} was written otherwise", where=where)
-                digests[each.tensor] = hashlib.sha256(bytes_of(value)).hexdigest()
+                if hashlib.sha256(bytes_of(value)).hexdigest() != written[each.tensor]:
+                    wrong.append(each.tensor)
                 del value
     except SafetensorError as error:
         raise ValidationError(
             f"what was written is no safetensors file: {printable(str(error))[:200]}", where=where
         ) from error
-    return digests
-
-
-def refuse_other(written: Mapping[str, str], read: Mapping[str, str], where: str) -> None:
-    """Refuse tensors that were read back as others than were written.
-
-    Raises:
-        ValidationError: there are some.
-    """
-    wrong = [name for name, digest in written.items() if read.get(name) != digest]
     if wrong:
         raise ValidationError(
             f"{', '.join(wrong[:3])} read back as other bytes than were written",
-            where=where,
+            where=shard.file,
             why="the disk or memory is faulty",
             fix="check the disk, and run the same command again",
         )

@@ -67,11 +67,6 @@ def require(model_type: str) -> None:
         )
 
 
-def room_needed(parameters: int) -> int:
-    """Return the bytes of main memory that both models take."""
-    return 2 * 4 * parameters
-
-
 def room_here() -> int:
     """Return half of the machine's main memory, in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

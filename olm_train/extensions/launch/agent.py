@@ -40,7 +40,7 @@ with needs("training"):
     from olm_train.checkpoint.manifest import CheckpointManifest, candidates, step_of
     from olm_train.distributed.preempt import REQUEUE_EXIT_CODE, SIGNALS, name_of
     from olm_train.distributed.world import FAREWELL, START_TIMEOUT, meeting_place
-    from olm_train.extensions.launch.snapshot import TRAIN, Snapshot, verify, verify_surroundings
+    from olm_train.extensions.launch.snapshot import TRAIN, verify, verify_surroundings
 
 POLL = 0.2
 """Seconds between two looks at the ranks."""
@@ -207,20 +207,6 @@ def newest_step(save_folder: str) -> int:
     return 0
 
 
-def rank_commands(
-    train: Path, snapshot: Snapshot, digest: str, gpus: int, preflight: str | None
-) -> list[list[str]]:
-    """Return what each rank runs, one command after the other."""
-    code = f"--trainer.callbacks.environment.snapshot={digest}"
-    commands = [[sys.executable, "-m", "olm_train.run", str(train), code]]
-    if preflight:
-        wanted, work_dir = decode_object(preflight.encode()), snapshot.work_dir
-        given = {"name": node_name(), "gpus": gpus, "digest": digest, "work_dir": work_dir}
-        module = "olm_train.extensions.launch.preflight"
-        commands.insert(0, [sys.executable, "-m", module, json.dumps({**given, "wanted": wanted})])
-    return commands
-
-
 @click.command(cls=Command)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
@@ -284,7 +270,8 @@ def _start(
     preflight: str | None,
     options: Sequence[str],
 ) -> tuple[int, bool]:
-    """Run what the ranks run; return the first failure, and whether a step was gained."""
+    """Run what each rank runs, one command after the other; return the first failure, and whether
+    a step was gained."""
     try:
         snapshot = verify(folder, digest)
         verify_surroundings(snapshot)
@@ -292,8 +279,13 @@ def _start(
     except OlmError as error:
         say(f"error: {error}")
         return agent.supervise([], failed=error.exit_code), False
-    commands = rank_commands(folder / TRAIN, snapshot, digest, gpus, preflight)
-    commands[-1] += options
+    code_of = f"--trainer.callbacks.environment.snapshot={digest}"
+    commands = [[sys.executable, "-m", "olm_train.run", str(folder / TRAIN), code_of, *options]]
+    if preflight:
+        wanted, work_dir = decode_object(preflight.encode()), snapshot.work_dir
+        given = {"name": node_name(), "gpus": gpus, "digest": digest, "work_dir": work_dir}
+        module = "olm_train.extensions.launch.preflight"
+        commands.insert(0, [sys.executable, "-m", module, json.dumps({**given, "wanted": wanted})])
     for command in commands:
         code = agent.supervise(command, failed=REQUEUE_EXIT_CODE if agent.signalled else 0)
         if code:

@@ -56,13 +56,9 @@ def _reduce_scatter(data: torch.Tensor, group: dist.ProcessGroup) -> None:
     dist.reduce_scatter_single(data.new_empty(len(data)), data.repeat(size), group=group)
 
 
-def _broadcast(data: torch.Tensor, group: dist.ProcessGroup) -> None:
-    dist.broadcast(data, group_src=0, group=group)
-
-
 COLLECTIVES: dict[str, Collective] = {
     "all_reduce": lambda data, group: dist.all_reduce(data, group=group),
-    "broadcast": _broadcast,
+    "broadcast": lambda data, group: dist.broadcast(data, group_src=0, group=group),
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
 }
@@ -238,7 +234,7 @@ def report(found: Preflight, refuse_slow: bool) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Look at all nodes; return the exit code. Arguments: as JSON, see `agent.rank_commands`."""
+    """Look at all nodes; return the exit code. Arguments: as JSON, see `agent._start`."""
     given = decode_object(arguments[0].encode())
     wanted = parse(PreflightConfig, Values(given["wanted"], file="preflight"))
     number, work_dir = local_rank(), given["work_dir"]

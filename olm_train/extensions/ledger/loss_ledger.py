@@ -60,30 +60,9 @@ from olm_train.data.batch import Batch
 from olm_train.model.loss import sum_by_piece
 
 Int64 = NDArray[np.int64]
+Floats = NDArray[np.float64]
 MAX_REMOTE = 64
 """Shards of a remote dataset whose document ends are held in memory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pieces:
-    """Pieces of documents; arrays of [pieces].
-
-    Attributes:
-        row: row of the run.
-        source: index into the lock's sources.
-        epoch: how often the source was gone through before, from 0.
-        shard: number of the shard in the source's dataset.
-        document: number of the document there.
-        start, stop: tokens of the document, [start, stop).
-    """
-
-    row: Int64
-    source: NDArray[Any]
-    epoch: Int64
-    shard: Int64
-    document: Int64
-    start: Int64
-    stop: Int64
 
 
 class PieceAddresses:
@@ -97,50 +76,44 @@ class PieceAddresses:
         self.lock, self._schedule = lock, lock.schedule()
         self._sources: dict[int, tuple[Dataset, RowPlan | StreamRows]] = {}
 
-    def of(self, rows: Int64, begin: Int64, size: Int64) -> Pieces:
-        """Return the addresses of the pieces of some rows.
+    def entries(
+        self, step: int, rows: Int64, begin: Int64, size: Int64, *, tokens: Int64, nats: Floats
+    ) -> Entries:
+        """Return what the ledger says of the pieces of some rows.
 
         Args:
+            step: that they were trained in.
             rows: int64 [m], rows of the run, laid one behind the other, each `sequence_length` of
                 the lock long.
             begin, size: int64 [pieces], where in them each piece begins, and its tokens with those
                 that pad the row. Pieces that are padding alone have no address.
+            tokens, nats: [pieces], labels that count, and the sum of their losses.
         """
         which, offset = np.divmod(begin, self.lock.sequence_length)
         origin = self._schedule.locate(rows)
-        source = origin.source[which]
-        shard, document, start, stop = (np.zeros(len(begin), np.int64) for _ in range(4))
+        source, shard = origin.source[which], np.empty(len(begin), object)
+        document, start, stop = (np.zeros(len(begin), np.int64) for _ in range(3))
         for index in np.unique(source).tolist():
             mine = np.flatnonzero(source == index)
             dataset, plan = self._source(index)
             token = _tokens(plan, origin.row[which[mine]], offset[mine])
-            shard[mine], document[mine], start[mine], stop[mine] = _documents(dataset, token)
-        # what pads a row counts to its last piece
-        stop = np.minimum(stop, start + size)
-        return Pieces(
+            number, document[mine], start[mine], stop[mine] = _documents(dataset, token)
+            used, inverse = np.unique(number, return_inverse=True)
+            names = [dataset.manifest.shards[n].name for n in used.tolist()]
+            shard[mine] = np.array(names, object)[inverse]
+        sources = np.array([each.name for each in self.lock.sources], object)
+        return Entries(
+            step=step,
             row=rows[which],
-            source=source,
-            epoch=origin.epoch[which],
-            shard=shard,
+            source=sources[source].tolist(),
+            shard=shard.tolist(),
             document=document,
             start=start,
-            stop=stop,
+            stop=np.minimum(stop, start + size),  # what pads a row counts to its last piece
+            epoch=origin.epoch[which],
+            tokens=tokens,
+            nats=nats,
         )
-
-    def source_names(self, pieces: Pieces) -> list[str]:
-        """Return the name of each piece's source."""
-        names = np.array([source.name for source in self.lock.sources], object)
-        return names[pieces.source].tolist()
-
-    def shard_names(self, pieces: Pieces) -> list[str]:
-        """Return the name of each piece's shard."""
-        found = np.empty(len(pieces.row), object)
-        for index in np.unique(pieces.source).tolist():
-            mine = pieces.source == index
-            shards = self._source(index)[0].manifest.shards
-            used, inverse = np.unique(pieces.shard[mine], return_inverse=True)
-            found[mine] = np.array([shards[n].name for n in used.tolist()], object)[inverse]
-        return found.tolist()
 
     def _source(self, index: int) -> tuple[Dataset, RowPlan | StreamRows]:
         if index not in self._sources:
@@ -414,19 +387,10 @@ class LossLedgerCallback(Callback):
             tokens.append(labels[real].astype(np.int64))
             rows.append(ids.astype(np.int64)[:: longest // length])
             before += int(ends[-1])
-        pieces = self._addresses.of(*map(np.concatenate, (rows, begin, size)))
+        of_pieces = map(np.concatenate, (rows, begin, size))
         self._writer.add(
-            Entries(
-                step=step,
-                row=pieces.row,
-                source=self._addresses.source_names(pieces),
-                shard=self._addresses.shard_names(pieces),
-                document=pieces.document,
-                start=pieces.start,
-                stop=pieces.stop,
-                epoch=pieces.epoch,
-                tokens=np.concatenate(tokens),
-                nats=np.concatenate(nats),
+            self._addresses.entries(
+                step, *of_pieces, tokens=np.concatenate(tokens), nats=np.concatenate(nats)
             )
         )
 

@@ -127,7 +127,7 @@ def recipe(name: str, gpu: Gpu) -> PresetOptions | None:
         rank_microbatch_size=row,
         dp_config=DataParallelConfig(param_dtype="bfloat16" if gpu.modern else "float32"),
     )
-    counted = counted_tensors(name, _attention(gpu))
+    counted = counted_tensors(model)
     gpus = 1
     while gpus <= MOST_GPUS:
         machine = Machine(world_size=gpus, nodes=-(-gpus // PER_MACHINE), memory=gpu.memory)
@@ -203,17 +203,13 @@ def _ways(
 
 
 @cache
-def counted_tensors(name: str, attention: str = ATTENTION) -> TrainingTensors:
-    """Return the tensors of preset `name` and of AdamW."""
-    return TrainingTensors.count(_with(name, attention), AdamWConfig())
+def counted_tensors(model: DecoderConfig) -> TrainingTensors:
+    """Return the tensors of a model and of AdamW."""
+    return TrainingTensors.count(model, AdamWConfig())
 
 
 def _model(name: str, gpu: Gpu) -> DecoderConfig:
-    return _with(name, _attention(gpu))
-
-
-def _with(name: str, attention: str) -> DecoderConfig:
-    backend = {"backend": attention}
+    backend = {"backend": _attention(gpu)}
     return preset(name, vocab_size=PRESETS[name].vocab_size, attention=backend)
 
 

@@ -1,8 +1,10 @@
-"""The train module and the loader that a model and its data get, and what is refused."""
+"""What the arguments of `AutoTrainer` come to, which strategy is chosen, and what is refused."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +15,17 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from support.auto_runs import SHAPE, loader, tied, trainer
+from support.auto_runs import LENGTH, SHAPE, decoder, loader, tied, trainer
 from support.own_data import Images, Own, Stream
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
 import olm_train
 from olm_data.errors import UsageError
+from olm_train import AutoTrainer, Callback
+from olm_train.callbacks.early_stopping import EarlyStoppingCallback
 from olm_train.distributed.world import World
+from olm_train.estimate.sharding import ROOM
 from olm_train.extensions.any_model.torch_loader import TorchDataLoader
 from olm_train.extensions.any_model.train_module import BasicTrainModule
 from olm_train.extensions.any_model.wrapping import units
@@ -33,9 +38,330 @@ from olm_train.extensions.auto.module import (
     next_token_loss,
     unit_size,
 )
-from olm_train.extensions.auto.strategy import DeviceConfig
+from olm_train.extensions.auto.strategy import (
+    GOALS,
+    Choice,
+    DeviceConfig,
+    Preset,
+    TrainerStrategy,
+    choose_strategy,
+)
+from olm_train.extensions.auto.trainer import (
+    callbacks_by_name,
+    device_of,
+    optimizer_options,
+    peak_rate,
+    schedule_of,
+    snake_case,
+    steps_of,
+)
+from olm_train.extensions.notices.notifier import NotifierCallback
+from olm_train.optim.schedule import Constant, Linear
 from olm_train.parallel.config import DataParallelConfig, DataParallelType
+from olm_train.parallel.mesh import Mesh
 from olm_train.train_module import TransformerTrainModule
+
+AdamW, SGD = torch.optim.AdamW, torch.optim.SGD
+
+
+def instance() -> torch.optim.Optimizer:
+    return SGD(nn.Linear(2, 2).parameters(), lr=0.3)
+
+
+def test_options_of_a_class_and_of_an_instance() -> None:
+    assert optimizer_options(AdamW, None, None, None) == {"lr": 3e-4}
+    given = optimizer_options(AdamW, 1e-3, 0.1, {"betas": (0.9, 0.95)})
+    assert given == {"lr": 1e-3, "weight_decay": 0.1, "betas": (0.9, 0.95)}
+    assert optimizer_options(instance(), None, None, None) == {}
+    assert peak_rate(AdamW, given) == 1e-3
+    assert peak_rate(instance(), {}) == 0.3
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "arguments", "what"),
+    [
+        (instance(), (1e-3, None, None), "are for an optimiser given as a class"),
+        (instance(), (None, None, {"nesterov": True}), "are for an optimiser given as a class"),
+        (AdamW, (1e-3, None, {"lr": 1e-2}), "lr in optim is given as an argument, too"),
+    ],
+)
+def test_options_that_have_no_effect_are_refused(optimizer: Any, arguments: Any, what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        optimizer_options(optimizer, *arguments)
+
+
+def test_the_default_schedule_warms_up_over_a_tenth_and_ends_at_a_tenth() -> None:
+    schedule = schedule_of(None, 1e-3)
+    assert [schedule.lr_factor(at, 100) for at in (5, 10, 100)] == pytest.approx([0.5, 1.0, 0.1])
+    own = schedule_of(None, 1e-3, warmup_steps=20, min_lr=1e-5)
+    assert [own.lr_factor(at, 100) for at in (10, 20, 100)] == pytest.approx([0.5, 1.0, 0.01])
+    assert schedule_of(None, 1e-3, use_warmup_cosine=False) == Constant()
+    assert schedule_of(Linear(), 1e-3) == Linear()
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "options", "what"),
+    [
+        (Linear(), {"warmup_steps": 3}, "warmup_steps has no effect with scheduler"),
+        (None, {"min_lr": 0.0, "use_warmup_cosine": False}, "min_lr has no effect with use_warmup"),
+        (None, {"min_lr": 1.0}, "min_lr 1 is above the peak rate 0.001"),
+    ],
+)
+def test_schedules_that_contradict_are_refused(scheduler: Any, options: Any, what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        schedule_of(scheduler, 1e-3, **options)
+
+
+def test_devices_that_are_not_here_are_refused() -> None:
+    assert device_of("auto") is None
+    assert device_of("cpu") == torch.device("cpu")
+    with pytest.raises(UsageError, match="unknown device 'gpu'"):
+        device_of("gpu")
+    with pytest.raises(UsageError, match="no device mps to train on here"):
+        device_of("mps")
+
+
+def test_the_sooner_of_epochs_and_steps_ends_the_training() -> None:
+    data = TorchDataLoader(loader())  # six steps
+    assert steps_of(data, None, None, None) == (6, 6)
+    assert steps_of(data, 2, None, None) == (12, 12)
+    assert steps_of(data, None, 9, None) == (9, 9)
+    assert steps_of(data, 1, 9, None) == (6, 6)
+    assert steps_of(data, 2, 9, 100) == (100, 9)
+    stream = Own(None)
+    assert steps_of(stream, 1, 9, None) == (9, 9)
+    assert steps_of(stream, 1, None, 20) == (20, 20)
+    with pytest.raises(UsageError, match="how many steps 2 epochs of this data are"):
+        steps_of(stream, 2, None, None)
+    with pytest.raises(UsageError, match="total_steps 5 is less than the 6 steps to train"):
+        steps_of(data, 1, None, 5)
+
+
+@dataclass(kw_only=True)
+class StepLogger(Callback):
+    pass
+
+
+def test_callbacks_of_a_list_have_the_names_of_train_yaml() -> None:
+    stopping, own = EarlyStoppingCallback(), StepLogger()
+    found = callbacks_by_name([stopping, own, NotifierCallback(webhook_url="https://127.0.0.1/x")])
+    assert [*found] == ["early_stopping", "step_logger", "notifier"]
+    assert callbacks_by_name({"mine": own}) == {"mine": own}
+    with pytest.raises(UsageError, match="two callbacks are called 'step_logger'"):
+        callbacks_by_name([own, StepLogger()])
+    assert [snake_case(name) for name in ("GPUMemory", "MyCallback2", "A")] == [
+        "gpu_memory",
+        "my_callback2",
+        "a",
+    ]
+
+
+OTHERS = {"self", "dataloader", "device"}  # these have checks of their own
+
+
+ARGUMENTS = sorted(inspect.signature(AutoTrainer.__init__).parameters.keys() - OTHERS)
+
+
+def auto(**given: Any) -> AutoTrainer:
+    plain = {"model": decoder(), "optimizer": torch.optim.AdamW, "dataloader": loader()}
+    return AutoTrainer(**{**plain, "device": "cpu", "context_length": LENGTH, **given})
+
+
+@pytest.mark.parametrize("argument", ARGUMENTS)
+def test_each_argument_of_another_type_is_refused_by_name(argument: str) -> None:
+    with pytest.raises(UsageError, match=argument):
+        auto(**{argument: object()})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"optimizer": "adamw"},
+        {"learning_rate": "3e-4"},
+        {"learning_rate": -1.0},
+        {"learning_rate": float("nan")},
+        {"grad_accum_steps": 0},
+        {"grad_accum_steps": 1.5},
+        {"context_length": "32"},
+        {"context_length": 0},
+        {"seed": -1},
+        {"total_steps": "9"},
+        {"warmup_steps": -1},
+        {"min_lr": -1.0},
+        {"grad_clip_norm": 0.0},
+        {"use_amp": "no"},
+        {"save_folder": ""},
+        {"callbacks": [Callback]},
+        {"checkpointer": {"save_interval": 5}},
+        {"loss": nn.CrossEntropyLoss},
+        {"scheduler": "cosine"},
+        {"dp_config": "fsdp"},
+        {"preset": 3},
+        {"preset": "fast"},
+        {"force_strategy": "dpp"},
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(given))):
+        auto(**given)
+
+
+@pytest.mark.parametrize("given", [[1, 2], None, 3])
+def test_what_is_no_data_loader_is_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match="is no data loader"):
+        auto(dataloader=given)
+
+
+@pytest.mark.parametrize(
+    "given", [{"epochs": "2"}, {"epochs": 1.5}, {"max_steps": True}, {"max_steps": 0}]
+)
+def test_lengths_of_another_type_are_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+    run = auto(save_folder=tmp_path, min_lr=0, weight_decay=0)
+    with pytest.raises(UsageError, match=next(iter(given))):
+        run.train(**given)
+
+
+@pytest.mark.parametrize("given", [TrainerStrategy.SINGLE, "single", "SINGLE"])
+def test_a_strategy_is_a_member_its_value_or_its_name(given: Any, tmp_path: Path) -> None:
+    assert auto(force_strategy=given, save_folder=tmp_path).strategy is TrainerStrategy.SINGLE
+
+
+GB = 10**9
+
+
+def need_of(whole: int, devices: DeviceConfig) -> Callable[[DataParallelConfig], int]:
+    """Bytes of a model of `whole` bytes: cut, and gathered again if it is kept."""
+
+    def need(config: DataParallelConfig) -> int:
+        if devices.world_size == 1:
+            return whole
+        shards = config.mesh(devices.world_size, devices.nodes).dp_shard
+        kept = whole // 4 if shards > 1 and config.reshard_after_forward is False else 0
+        return 1 if config.cpu_offload else whole // shards + kept
+
+    return need
+
+
+def devices_of(ranks: int, nodes: int = 1, memory: int = 80 * GB, **options: Any) -> DeviceConfig:
+    return DeviceConfig(
+        **{"device": "cuda", "name": "H100", "gpus": 8, **options},
+        memory=memory,
+        world_size=ranks,
+        nodes=nodes,
+    )
+
+
+def chosen(whole: int, devices: DeviceConfig, **options: Any) -> Choice:
+    return choose_strategy(devices, need_of(whole, devices), **options)
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 8),
+    st.sampled_from(["cpu", "cuda"]),
+    st.integers(1, 2000),
+    st.sampled_from(list(GOALS)),
+    st.none() | st.sampled_from(list(TrainerStrategy)),
+)
+def test_the_choice_fits_the_ranks_and_says_why(
+    nodes: int,
+    per_node: int,
+    device: str,
+    gigabytes: int,
+    preset: Preset,
+    force: TrainerStrategy | None,
+) -> None:
+    ranks = nodes * per_node
+    devices = devices_of(ranks, nodes, device=device)
+    divided = any(ranks % n == 0 for n in range(2, ranks))
+    if force is not None and (
+        (force == "single") != (ranks == 1) or (force == "hsdp" and not divided)
+    ):
+        with pytest.raises(UsageError) as error:
+            chosen(gigabytes * GB, devices, preset=preset, force=force)
+        assert (error.value.where, bool(error.value.fix)) == ("force_strategy", True)
+        return
+    choice = chosen(gigabytes * GB, devices, preset=preset, force=force)
+    text = "\n".join(choice.why)
+    assert choice == chosen(gigabytes * GB, devices, preset=preset, force=force)
+    assert force in (None, choice.strategy)
+    assert (choice.strategy == "single") == (ranks == 1)
+    assert text.count("<- chosen") == 1
+    assert text.startswith(f"AutoTrainer: {choice.strategy}: ")
+    assert (f"chosen for {preset}" if force is None else "is forced") in text
+    needs = need_of(gigabytes * GB, devices)
+    fits = needs(choice.dp_config) <= round(ROOM[GOALS[preset]] * devices.memory)
+    assert fits != ("warning: " in text)
+    if ranks > 1:
+        choice.dp_config.mesh(ranks, nodes)
+        assert choice.strategy == choice.dp_config.name
+        assert not (device == "cpu" and choice.dp_config.cpu_offload)
+    if force is None and ranks > 1 and preset != "memory_efficient":
+        whole = needs(DataParallelConfig(name=DataParallelType.ddp))
+        ddp_fits = whole <= round(ROOM[GOALS[preset]] * devices.memory)
+        assert ddp_fits == (choice.strategy == "ddp")
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "ranks", "nodes", "preset", "strategy"),
+    [
+        (10, 1, 1, "balanced", "single"),
+        (10, 8, 1, "balanced", "ddp"),
+        (10, 8, 1, "memory_efficient", "fsdp"),
+        (65, 8, 1, "balanced", "fsdp"),
+        (65, 8, 1, "speed", "ddp"),
+        (300, 8, 1, "speed", "fsdp"),
+        (300, 16, 2, "balanced", "hsdp"),
+        (300, 16, 2, "memory_efficient", "fsdp"),
+        (800, 16, 2, "balanced", "fsdp"),
+    ],
+)
+def test_the_guides_table_of_scenarios(
+    gigabytes: int, ranks: int, nodes: int, preset: Preset, strategy: str
+) -> None:
+    choice = chosen(gigabytes * GB, devices_of(ranks, nodes), preset=preset)
+    assert choice.strategy == strategy
+
+
+def test_one_rank_is_told_of_the_other_gpus_and_of_what_does_not_fit() -> None:
+    roomy = "\n".join(chosen(10 * GB, devices_of(1)).why)
+    assert "1 of 8 GPUs is used; all: torchrun --nproc-per-node=8 script.py" in roomy
+    tight = "\n".join(chosen(300 * GB, devices_of(1, gpus=1)).why)
+    assert "nothing fits by this estimate" in tight
+    assert "GPUs is used" not in tight
+
+
+@pytest.mark.parametrize(
+    ("force", "ranks"), [("fsdp", 1), ("ddp", 1), ("single", 2), ("hsdp", 2), ("hsdp", 7)]
+)
+def test_what_the_ranks_do_not_fit_is_refused(force: str, ranks: int) -> None:
+    with pytest.raises(UsageError, match=f"force_strategy {force} does not fit {ranks} rank") as at:
+        chosen(GB, devices_of(ranks), force=TrainerStrategy(force))
+    assert "torchrun --nproc-per-node=8 script.py" in (at.value.fix or "")
+
+
+def test_hsdp_on_one_machine_has_two_copies() -> None:
+    choice = chosen(10 * GB, devices_of(4), force=TrainerStrategy.MULTI_GPU_HSDP)
+    assert choice.dp_config.mesh(4) == Mesh(dp_replicate=2, dp_shard=2)
+
+
+def test_given_options_are_taken_and_must_agree_with_what_is_forced() -> None:
+    devices, config = devices_of(8), DataParallelConfig(reshard_after_forward=False)
+    choice = chosen(80 * GB, devices, given=config, fixed=True)
+    assert (choice.strategy, choice.dp_config) == ("fsdp", config)
+    text = "\n".join(choice.why)
+    assert text.startswith("AutoTrainer: fsdp: dp_config is given: H100, 8 ranks on 1 machine")
+    assert "30 GB  <- chosen" in text
+    with pytest.raises(UsageError, match="force_strategy ddp does not fit dp_config"):
+        chosen(GB, devices, given=config, fixed=True, force=TrainerStrategy.MULTI_GPU_DDP)
+
+
+def test_what_is_found_here() -> None:
+    found = DeviceConfig.here(World())
+    assert (found.device, found.name, found.world_size, found.nodes) == ("cpu", "CPU", 1, 1)
+    assert found.memory > GB
+    with pytest.raises(UsageError, match="memory"):
+        DeviceConfig(memory=0)
 
 
 def test_the_loss_is_the_mean_over_labels_whatever_the_model_returns() -> None:

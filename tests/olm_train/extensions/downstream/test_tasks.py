@@ -219,10 +219,8 @@ def logged(folder: Path) -> dict[int, dict[str, float]]:
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path:
-    folder = tmp_path_factory.mktemp("tasks") / "mine"
-    make_task(folder, tiny_tokenizer)
-    return folder
+def task(eval_set: EvalSet) -> Path:
+    return Path(eval_set.folder)
 
 
 def options(task: Path, *more: str) -> list[str]:

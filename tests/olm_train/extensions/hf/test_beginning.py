@@ -194,32 +194,27 @@ def test_state_of_a_trainer_is_not_in_it(tiny_mixture: Path, foreign: Path, tmp_
         trainer.restore()
 
 
-def test_another_tokenizer_is_refused_by_what_differs(
-    tiny_mixture: Path, foreign: Path, tmp_path: Path, tiny_tokenizer: Path
+def test_the_tokenizer_is_that_of_the_data_by_the_ids_that_it_gives(
+    tiny_mixture: Path, foreign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = tmp_path / "llama"
-    shutil.copytree(foreign, place)
-    data = json.loads((place / "tokenizer.json").read_text())
+    file = shutil.copytree(foreign, tmp_path / "llama") / "tokenizer.json"
+
+    def restore() -> None:
+        begin(tiny_mixture, tmp_path / "run", file.parent).restore()
+
+    data = json.loads(file.read_text())
+    file.write_text(json.dumps(data, indent=3))
+    restore()
+    assert "to all probe texts; the files differ" in capsys.readouterr().err
     words = data["model"]["vocab"]
     a, b = sorted(words, key=words.get)[60:62]
     words[a], words[b] = words[b], words[a]
-    (place / "tokenizer.json").write_text(json.dumps(data))
+    file.write_text(json.dumps(data))
     with pytest.raises(ValidationError, match=r"to the model, .* in the data"):
-        begin(tiny_mixture, tmp_path / "run", place).restore()
-    (place / "tokenizer.json").unlink()
+        restore()
+    file.unlink()
     with pytest.raises(InputError, match=r"without a tokenizer\.json"):
-        begin(tiny_mixture, tmp_path / "run", place).restore()
-
-
-def test_a_tokenizer_file_that_is_only_written_otherwise_is_the_same(
-    tiny_mixture: Path, foreign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = tmp_path / "llama"
-    shutil.copytree(foreign, place)
-    data = json.loads((place / "tokenizer.json").read_text())
-    (place / "tokenizer.json").write_text(json.dumps(data, indent=3))
-    begin(tiny_mixture, tmp_path / "run", place).restore()
-    assert "to all probe texts; the files differ" in capsys.readouterr().err
+        restore()
 
 
 def test_a_smaller_vocabulary_is_refused_or_extended_by_the_mean(
@@ -240,21 +235,6 @@ def test_a_smaller_vocabulary_is_refused_or_extended_by_the_mean(
         rows, old = weights[f"{ours}.weight"], theirs.weight.detach()
         assert torch.equal(rows[: ids - 5], old)
         torch.testing.assert_close(rows[ids - 5 : ids], old.mean(0).expand(5, -1))
-
-
-def test_weights_in_bfloat16_are_cast_and_it_is_said(
-    tiny_mixture: Path, foreign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(foreign).to(torch.bfloat16)
-    model.save_pretrained(tmp_path / "half")
-    shutil.copy(foreign / "tokenizer.json", tmp_path / "half")
-    trainer = begin(tiny_mixture, tmp_path / "run", tmp_path / "half")
-    trainer.restore()
-    assert "cast from bfloat16 to float32" in capsys.readouterr().err
-    weights = trainer.train_module.state_dict()["model"]
-    assert torch.equal(weights["lm_head.weight"], model.lm_head.weight.detach().float())
 
 
 def begin_on_ranks(lock: Path, folder: Path, place: str) -> None:

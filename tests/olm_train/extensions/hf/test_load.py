@@ -1,4 +1,4 @@
-"""Weights of transformers in our parameters, and `load_model` of folder, bucket and hub."""
+"""Weights of transformers in our parameters, block by block, and `load_model` of any place."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from support.auto_runs import LENGTH
+from support.frozen_hf_models import FROZEN, TOKENS
+from support.frozen_hf_models import MODELS as FAMILY_FOLDERS
 from support.hf_models import MODELS, hf_model
 from support.hub_stub import HubStub
 from tokenizers import Tokenizer
@@ -20,9 +24,91 @@ from torch.utils.data import DataLoader, TensorDataset
 import olm_train
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.storage.store import Store
-from olm_train import AutoTrainer, Decoder, DecoderConfig, init_parameters, load_model
+from olm_train import AutoTrainer, DecoderConfig, init_parameters, load_model
 from olm_train.extensions.hf.load import fill, open_model
-from olm_train.model.decoder import build_decoder
+from olm_train.extensions.hf.table import FAMILIES, family_of_hf
+from olm_train.extensions.hf.tensors import TensorMap, TensorPart
+from olm_train.model.decoder import Decoder, build_decoder
+
+MAP = TensorMap(
+    "w", (11, 3), (TensorPart("q", (4, 3), 0, 4), TensorPart("k", (3, 2), 4, 2, transposed=True),
+                   TensorPart("v", (2, 3), 6, 2)),
+)  # fmt: skip
+
+
+"""Eight rows of parts, and three that pad."""
+
+
+THEIRS = {part.name: torch.randn(part.shape) for part in MAP.parts}
+
+
+WHOLE = torch.cat((THEIRS["q"], THEIRS["k"].T, THEIRS["v"], torch.zeros(3, 3)))
+
+
+def read(name: str, block: tuple[slice, ...]) -> Tensor:
+    return THEIRS[name][block]
+
+
+@given(
+    st.tuples(st.integers(0, 11), st.integers(0, 11)),
+    st.tuples(st.integers(0, 3), st.integers(0, 3)),
+)
+def test_any_block_is_that_of_the_whole(rows: tuple[int, int], columns: tuple[int, int]) -> None:
+    where = (slice(*rows), slice(*columns))
+    block = MAP.from_theirs(read, where, dtype=torch.float32)
+    assert torch.equal(block, WHOLE[where])
+    elements = sum(
+        (s.source[0].stop - s.source[0].start) * (s.source[1].stop - s.source[1].start)
+        for s in MAP.reads(where)
+    )
+    assert elements == WHOLE[:8][where].numel()
+
+
+def test_the_whole_gives_their_tensors_back() -> None:
+    whole = MAP.from_theirs(read, dtype=torch.float32)
+    back = {part.name: part.of(whole[part.ours]) for part in MAP.parts}
+    assert all(
+        torch.equal(back[name], value) and back[name].is_contiguous()
+        for name, value in THEIRS.items()
+    )
+
+
+EXPERTS = TensorMap(
+    "experts", (4, 6, 3), tuple(
+        TensorPart(f"{expert}.{name}", (3, 3), expert, 1, within=slice(first, first + 3))
+        for expert in range(4)
+        for name, first in (("gate", 0), ("up", 3))
+    ),
+)  # fmt: skip
+
+
+APART = {part.name: torch.randn(part.shape) for part in EXPERTS.parts}
+
+
+STACKED = torch.stack([torch.cat((APART[f"{n}.gate"], APART[f"{n}.up"])) for n in range(4)])
+
+
+@given(st.tuples(*(st.tuples(st.integers(0, n), st.integers(0, n)) for n in EXPERTS.shape)))
+def test_any_block_of_experts_is_read_from_those_experts_alone(
+    bounds: tuple[tuple[int, int], ...],
+) -> None:
+    where = tuple(slice(*each) for each in bounds)
+    read_elements = 0
+
+    def read_one(name: str, block: tuple[slice, ...]) -> Tensor:
+        nonlocal read_elements
+        read_elements += APART[name][block].numel()
+        return APART[name][block]
+
+    block = EXPERTS.from_theirs(read_one, where, dtype=torch.float32)
+    assert torch.equal(block, STACKED[where])
+    assert read_elements == block.numel()
+
+
+def test_experts_give_their_tensors_back() -> None:
+    back = {part.name: part.of(STACKED[part.ours]) for part in EXPERTS.parts}
+    assert back.keys() == APART.keys()
+    assert all(torch.equal(back[name], value) for name, value in APART.items())
 
 
 def saved(folder: Path, name: str = "llama") -> Path:
@@ -93,6 +179,14 @@ def test_another_shape_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> Non
     change(tmp_path, model__norm__weight=torch.zeros(shape))
     with pytest.raises(ValidationError, match=r"model\.norm\.weight is \[3"):
         filled(tmp_path)
+
+
+def test_weights_in_bfloat16_are_cast_and_it_is_said(tmp_path: Path) -> None:
+    theirs = hf_model("llama").bfloat16()
+    theirs.save_pretrained(tmp_path)
+    model, said = filled(tmp_path)
+    assert "cast from bfloat16 to float32" in said
+    assert torch.equal(model.lm_head.weight, theirs.lm_head.weight.float())
 
 
 def test_quantised_weights_are_refused(tmp_path: Path) -> None:
@@ -208,3 +302,39 @@ def test_a_shape_larger_than_the_files_takes_no_memory(folder: Path, tmp_path: P
     (tmp_path / "large/config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(InputError, match="model_type mamba is not one"):
         load_model(tmp_path / "large")
+
+
+LARGEST = 40_000  # bytes of a folder
+
+
+def test_each_family_has_one() -> None:
+    assert set(FAMILY_FOLDERS) == {family.name for family in FAMILIES}
+    for name in FAMILY_FOLDERS:
+        files = list((FROZEN / name).iterdir())
+        wanted = {"config.json", "expected.json", "model.safetensors"}
+        assert {path.name for path in files} == wanted
+        assert sum(path.stat().st_size for path in files) < LARGEST
+
+
+@pytest.mark.parametrize("name", FAMILY_FOLDERS)
+@torch.no_grad()
+def test_logits_are_those_that_transformers_gave(name: str) -> None:
+    folder = FROZEN / name
+    fields, expected = (
+        json.loads((folder / file).read_text()) for file in ("config.json", "expected.json")
+    )
+    tensors = load_file(folder / "model.safetensors")
+    family = family_of_hf(fields)
+    config = family.config_from_hf(fields)
+    model, stored = Decoder(config), family.stored_names(config, tensors)
+    parameters = dict(model.named_parameters())
+    back = {}
+    for each in family.tensors(config):
+        target = parameters[each.ours].data
+        each.fill(target, lambda theirs, block: tensors[stored[theirs]][block])
+        back |= {part.name: part.of(target.bfloat16()[part.ours]) for part in each.parts}
+    assert back.keys() == tensors.keys()
+    assert all(torch.equal(value, back[key]) for key, value in tensors.items())
+    logits = model(torch.tensor([expected["ids"]]))[0]
+    assert logits.shape == (TOKENS, config.vocab_size)
+    torch.testing.assert_close(logits, torch.tensor(expected["logits"]), atol=1e-5, rtol=1e-5)

@@ -1,9 +1,10 @@
-"""Exports of real runs: files proved by other programs, whole or not there, refused in time."""
+"""Exports of real runs by the function and the command: proved, whole or not there, or refused."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
 from support.hf_exports import OLMO2, read, receipt_of, trained
 
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
@@ -23,8 +25,12 @@ from olm_train.distributed.world import World
 from olm_train.extensions.averaging.merge import merge_checkpoints
 from olm_train.extensions.hf_export import export as exporting
 from olm_train.extensions.hf_export import job, verify
+from olm_train.extensions.hf_export.command import main
 from olm_train.extensions.hf_export.export import export, model_card, why_not_computed
 from olm_train.extensions.hf_export.job import ExportOptions
+from olm_train.extensions.hf_export.verify import lengths_of, prove
+from olm_train.model.config import DecoderConfig
+from olm_train.model.rope import YaRNScaling
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +114,6 @@ def test_a_folder_with_anything_in_it_is_refused(checkpoint: Checkpoint, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
 
 
-def test_a_receipt_says_no_more_than_was_compared(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    result = export(checkpoint, str(tmp_path / "hf"), ExportOptions(check="files"))
-    verified = result.receipt.verified
-    assert verified.model is None
-    assert any("logits, greedy text and loss: --verify files" in w for w in verified.not_compared)
-    assert len(verified.tokenizer_read_by) == 2, "ids are compared all the same"
-
-
 @pytest.mark.parametrize(
     ("name", "found", "said"),
     [
@@ -130,16 +128,6 @@ def test_why_it_was_not_computed_with_transformers_is_said(
     verified = export(checkpoint, str(tmp_path / "hf"), ExportOptions()).receipt.verified
     assert verified.model is None
     assert said in verified.not_compared[0]
-
-
-def test_dtype_and_shard_size_have_their_effect(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    export(checkpoint, str(tmp_path / "hf"), ExportOptions(dtype="bfloat16", check="files"))
-    tensors = load_file(tmp_path / "hf" / "model.safetensors")  # small: a single file
-    ours = dict(evaluation_model(checkpoint).named_parameters())
-    assert {value.dtype for value in tensors.values()} == {torch.bfloat16}
-    assert torch.equal(tensors["model.norm.weight"], ours["norm.weight"].bfloat16())
-    assert not (tmp_path / "hf" / "model.safetensors.index.json").exists()
-    assert read(tmp_path / "hf" / "config.json")["dtype"] == "bfloat16"
 
 
 def test_merged_weights_are_exported_as_their_mean(
@@ -205,10 +193,14 @@ def test_the_loss_is_not_compared_where_the_data_are_gone(
 
 
 SMALL = "d_model: 32, n_layers: 2, n_heads: 4"
+
+
 QWEN2 = (
     f"{SMALL}, n_kv_heads: 2, feed_forward: {{hidden_size: 48}}, "
     "attention: {bias: qkv, sliding_window: WINDOWS}"
 )
+
+
 GPT2 = (
     f"{SMALL}, positions: {{name: learned, max_positions: 64}}, head: {{tied: true}}, "
     "norm: {name: layer_norm, bias: true}, attention: {bias: all}, "
@@ -316,3 +308,153 @@ def test_what_there_is_not_is_not_shown() -> None:
     assert "mixture lock" not in text
     assert "There is no tokenizer with this model" in text
     assert yaml.safe_load(text.split("---")[1])["tags"] == ["olm-data"]
+
+
+@pytest.fixture(scope="module")
+def run(checkpoint: Checkpoint) -> Path:
+    return Path(checkpoint.folder).parent
+
+
+def test_a_run_becomes_a_folder_and_says_what_was_proved(run: Path, tmp_path: Path) -> None:
+    hf = str(tmp_path / "hf")
+    done = CliRunner().invoke(main, [str(run), "--to", "hf", "--output", hf])
+    assert done.exit_code == 0, done.output
+    for part in ("model class  Olmo2ForCausalLM", "step         2", "greedy tokens  ", "loss"):
+        assert part in done.stdout
+    assert done.stderr.endswith(f"written: {hf}\n")
+    again = CliRunner().invoke(main, [str(run), "--to", "hf", "--output", hf])
+    assert again.stderr.endswith(f"already there: {hf}\n")
+
+
+def test_each_option_has_its_effect(run: Path, tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}")
+    options = ["--dtype", "float16", "--shard-size", "20KB", "--context", "77", "--verify", "files"]
+    options += ["--write-tied-head", "--chat-template", str(template), "--json"]
+    hf = tmp_path / "hf"
+    done = CliRunner().invoke(main, [str(run), "--to", "hf", "--output", str(hf), *options])
+    assert done.exit_code == 0, done.output
+    receipt = receipt_of(hf)
+    assert json.loads(done.stdout)["claim"] == read(hf / "olm-export.json")["claim"]
+    assert (receipt.claim.dtype, receipt.claim.shard_bytes) == ("float16", 20_000)
+    assert receipt.claim.tied_head is False  # the head of this model is its own
+    assert receipt.verified.model is None
+    assert receipt.verified.not_compared[0].endswith("loss: --verify files")
+    assert len(receipt.verified.tokenizer_read_by) == 2, "ids are compared all the same"
+    assert len(list(hf.glob("model-*.safetensors"))) > 2
+    assert read(hf / "config.json")["max_position_embeddings"] == 77
+    assert (hf / "chat_template.jinja").read_text() == template.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--dtype", "float32"], 2, "--dtype is for --to hf"),
+        (["--verify", "files"], 2, "--verify is for --to hf"),
+        (["--to", "hf", "--shard-size", "big"], 2, "'big' is not a size"),
+        (["--to", "hf", "--chat-template", "none"], 4, "there is no such template"),
+    ],
+)
+def test_options_without_effect_or_sense_are_refused(
+    run: Path, tmp_path: Path, options: list[str], code: int, says: str
+) -> None:
+    out = str(tmp_path / "out")
+    done = CliRunner().invoke(main, [str(run), "--output", out, *options])
+    assert done.exit_code == code
+    assert says in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_writes_over_an_export_and_nothing_else(run: Path, tmp_path: Path) -> None:
+    def export(output: Path) -> Result:
+        return CliRunner().invoke(main, [str(run), "--output", str(output)])
+
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    done = export(run)
+    assert done.exit_code == 7
+    assert "holds config.json" in done.stderr
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+    mine = tmp_path / "tokenizer.json"
+    mine.write_text("mine")
+    assert export(tmp_path).exit_code == 7
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+    for _ in range(2):
+        assert export(tmp_path / "new").exit_code == 0
+
+
+SIZES: dict[str, Any] = {"vocab_size": 64, "d_model": 16, "n_layers": 2, "n_heads": 2}
+
+
+@pytest.fixture
+def folder(checkpoint: Checkpoint, tmp_path: Path) -> Path:
+    export(checkpoint, str(tmp_path / "hf"), ExportOptions(dtype="float32", check="files"))
+    return tmp_path / "hf"
+
+
+def change(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def another_base(folder: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 10_500.0}
+    change(folder / "config.json", rope_parameters=rope, rope_theta=10_500.0)
+
+
+def another_weight(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.self_attn.q_proj.weight"] *= 1.01
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def swapped_layers(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    one, two = (f"model.layers.{n}.mlp.up_proj.weight" for n in (0, 1))
+    tensors[one], tensors[two] = tensors[two], tensors[one]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def another_epsilon(folder: Path) -> None:
+    change(folder / "config.json", rms_norm_eps=1e-3)
+
+
+@pytest.mark.parametrize("spoil", [another_base, another_weight, swapped_layers, another_epsilon])
+def test_other_logits_are_found(
+    checkpoint: Checkpoint, folder: Path, spoil: Callable[[Path], None]
+) -> None:
+    spoil(folder)
+    with pytest.raises(ValidationError, match="gives logits that differ by"):
+        prove(folder, evaluation_model(checkpoint), (0,), ())
+
+
+def test_generation_that_does_not_stop_is_found(checkpoint: Checkpoint, folder: Path) -> None:
+    change(folder / "generation_config.json", eos_token_id=[5])
+    with pytest.raises(ValidationError, match=r"does not stop at the id 0|text ended early"):
+        prove(folder, evaluation_model(checkpoint), (0,), ())
+
+
+def test_another_loss_is_found(checkpoint: Checkpoint, folder: Path) -> None:
+    ids = torch.arange(1, 9)
+    good = (ids, torch.tensor([*range(2, 9), -100]), torch.tensor([0] * 4 + [4] * 4))
+    model = evaluation_model(checkpoint)
+    proof = prove(folder, model, (0,), [good])
+    assert proof.loss is not None
+    assert proof.loss.labels == 7
+    assert proof.loss.ours == pytest.approx(proof.loss.theirs, abs=1e-6)
+    forward = model.forward
+    model.forward = lambda ids, **given: forward(ids, **{**given, "doc_start": None})  # type: ignore
+    with pytest.raises(ValidationError, match="the loss of rows of the mixture is"):
+        prove(folder, model, (0,), [good])
+
+
+def test_prompts_are_longer_than_windows_and_the_context_before_scaling() -> None:
+    plain = DecoderConfig(**SIZES)
+    assert len(lengths_of(plain)) == 3
+    windows = DecoderConfig(**SIZES, attention={"sliding_window": (100, 7)})
+    assert len(lengths_of(windows)) == 3
+    assert max(lengths_of(windows)) > 100
+    scaled = DecoderConfig(
+        **SIZES, positions={"scaling": YaRNScaling(factor=2.0, old_context_len=300)}
+    )
+    assert max(lengths_of(scaled)) > 300
+    learned = DecoderConfig(**SIZES, positions={"name": "learned", "max_positions": 20})
+    assert lengths_of(learned) == (17, 20)

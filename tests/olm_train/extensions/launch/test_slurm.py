@@ -1,7 +1,8 @@
-"""`olm-train launch --to slurm` on a real Slurm: two nodes, the queue, and code that is edited."""
+"""`olm-train launch` of runs, here and on a real Slurm: two nodes, the queue, edited code."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -98,3 +99,23 @@ def test_a_job_that_is_cancelled_saves_and_does_not_come_back(
     assert "saved checkpoint" in said, said
     assert "JobState=CANCELLED" in state, state
     assert "Restarts=0" in state
+
+
+def test_a_run_here_is_of_the_snapshot_and_says_so(tiny_mixture: Path, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    config = write_project(project, tiny_mixture, ranks_per_node=2)
+    done = launch(config, "--to", "local")
+    assert done.returncode == 0, done.stderr
+    assert "code one" in done.stderr
+    digest = next((tmp_path / "snapshots").glob("*/snapshot.json")).parent.name
+    run = project / "run"
+    assert [m["step"] for m in metrics(run) if "rows" in m] == list(range(1, 25))
+    assert json.loads((run / "environment.json").read_text())["code"] == digest
+    environment = json.loads((run / "config.json").read_text())["trainer"]["callbacks"]
+    assert environment["environment"]["snapshot"] == digest
+    found = json.loads((run / "preflight.json").read_text())
+    assert {*found["rates"]} == {
+        "matmul", "all_reduce", "broadcast", "all_gather", "reduce_scatter",
+    }  # fmt: skip
+    assert all(rate > 0 for rates in found["rates"].values() for rate in rates)
+    assert found["nodes"][0]["code"] == digest

@@ -49,7 +49,7 @@ def memory(name: str, module: TransformerTrainModuleConfig, gpus: int, nodes: in
         sequence_length=row,
         world_size=gpus,
         nodes=nodes,
-        counted=counted_tensors(name),
+        counted=counted_tensors(model),
     ).total
 
 
