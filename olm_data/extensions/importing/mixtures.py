@@ -16,10 +16,9 @@ import re
 import shlex
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Any
 
 from olm_data.config.convert import parse
-from olm_data.config.hints import ReadBy
 from olm_data.config.schema import modeline
 from olm_data.config.strict_yaml import scalar
 from olm_data.config.values import KeyPath, Values
@@ -49,19 +48,13 @@ class ForeignMixture:
     seed: int | None
 
 
-def _paths(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(path, str) for path in value):
-        raise UsageError("paths must be a list of paths")
-    return tuple(value)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _OlmoCoreSource:
     """An item of OLMo-core's `SourceMixtureList`, as it is written."""
 
     source_name: Any
     target_ratio: Fraction
-    paths: Annotated[tuple[str, ...], ReadBy(_paths, "a list of paths", {"type": "array"})]
+    paths: tuple[str, ...]
     max_repetition_ratio: Fraction = Fraction(1)
     max_source_fraction: Fraction = Fraction(1)
 
