@@ -73,25 +73,6 @@ def test_a_dry_run_tells_what_would_be_sent_and_the_second_push_sends_nothing(
     assert not [asked for asked in hub.requests if asked.startswith(("POST", "PUT"))]
 
 
-def test_the_manifest_comes_in_the_last_commit(
-    hub: HubStub, books: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("olm_data.extensions.hub.push.COMMIT_FILES", 4)
-    seen: list[bool] = []
-    real = hub.commits.post
-
-    def post(path: str, body: bytes, authorization: str) -> object:
-        answer = real(path, body, authorization)
-        if "/commit/" in path:
-            seen.append("manifest.json" in there(hub))
-        return answer
-
-    monkeypatch.setattr(hub.commits, "post", post)
-    push(str(books), BOOKS)
-    assert len(seen) > 2
-    assert seen == [False] * (len(seen) - 1) + [True]
-
-
 def test_another_dataset_in_the_repository_stays_and_a_later_version_goes_over_an_earlier_one(
     hub: HubStub, books: Path, project: Project
 ) -> None:
