@@ -44,8 +44,8 @@ class ForeignMixture:
     """What another project's file says; None where it does not say."""
 
     sources: tuple[ForeignSource, ...]
-    tokens: int | None
-    seed: int | None
+    tokens: int | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +160,7 @@ def _blend(words: list[str], path: str) -> ForeignMixture:
     _refuse_twice(names, path)
     found = zip(names, [None] * len(names) if alone else weights, prefixes, strict=True)
     return ForeignMixture(
-        tuple(ForeignSource(name, weight, (prefix,), None) for name, weight, prefix in found),
-        None,
-        None,
+        tuple(ForeignSource(name, weight, (prefix,), None) for name, weight, prefix in found)
     )
 
 
