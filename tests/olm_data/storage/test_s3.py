@@ -13,7 +13,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.endless import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -322,7 +322,7 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def within_bounds(endless: Server, most: int) -> Iterator[None]:
-    """Memory stays below `most` and some, and the endless got rid of little more."""
+    """Memory stays below `most` and some, and the server got rid of little more."""
     tracemalloc.start()
     try:
         yield
