@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -39,6 +39,7 @@ _ADDRESS = re.compile(
     re.ASCII,
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_PIECE = 4 << 20
 _AGAIN = "run the same command again; what was transferred is kept"
 
 
@@ -66,9 +67,11 @@ class HubFile:
             return False
         if self.sha256:
             return (sha256 or sha256_file(path)) == self.sha256
-        begun = partial(hashlib.sha1, b"blob %d\0" % self.size)
+        seen = hashlib.sha1(b"blob %d\0" % self.size)
         with open_regular(path) as file:
-            return hashlib.file_digest(file, begun).hexdigest() == self.oid
+            while piece := file.read(_PIECE):
+                seen.update(piece)
+        return seen.hexdigest() == self.oid
 
 
 @dataclass(frozen=True)
