@@ -207,6 +207,11 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
+def indented(value: object) -> bytes:
+    """Return a Struct, or plain values, as indented JSON, a line break last."""
+    return json.dumps(msgspec.to_builtins(value), indent=1).encode() + b"\n"
+
+
 def digest(value: Any) -> str:
     """Return the sha256 (64 lower-case hex digits) of the canonical JSON of `value`."""
     return hashlib.sha256(canonical_json(value)).hexdigest()

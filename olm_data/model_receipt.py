@@ -8,12 +8,11 @@ It says no more than was done: what was not compared stands under `not_compared`
 
 from __future__ import annotations
 
-import json
 from typing import ClassVar, Literal
 
 import msgspec
 
-from olm_data.bounded_json import MalformedJson, Size, decode
+from olm_data.bounded_json import MalformedJson, Size, decode, indented
 from olm_data.errors import ValidationError
 
 FORMAT, VERSION = "hf", 1
@@ -45,7 +44,7 @@ class ModelClaim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def encode(self) -> bytes:
         """Return the bytes of the file that claims a remote place."""
-        return _json(self)
+        return indented(self)
 
 
 class FileProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,7 +145,7 @@ class ModelReceipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def encode(self) -> bytes:
         """Return the bytes of the file."""
-        return _json(self)
+        return indented(self)
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> ModelReceipt:
@@ -163,7 +162,3 @@ class ModelReceipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if why:
             raise ValidationError("this is not the receipt of an export", where=where, why=why)
         return receipt
-
-
-def _json(value: msgspec.Struct) -> bytes:
-    return json.dumps(msgspec.to_builtins(value), indent=1).encode() + b"\n"

@@ -26,7 +26,7 @@ def graph() -> changed.Graph:
             "olm_train/extensions/hf/test_families",
             "test_prp",
         ),
-        ("olm_data/order/prp.py", "olm_data/order/test_prp", "olm_data/storage/test_retry"),
+        ("olm_data/order/prp.py", "olm_data/order/test_prp", "olm_data/run_log/test_log"),
         ("tests/support/hf_page.py", "docs/test_hugging_face_page", "olm_data/order/test_prp"),
         # by the name of a command, a callback, a fixture
         (

@@ -117,7 +117,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: Literal[1] = 1
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Start(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """A start of a run, one line of `starts.jsonl`.
 
     Attributes:
@@ -160,10 +162,6 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def batch_sizes(self) -> StepSizes:
         """Tokens of each step."""
         return StepSizes.recorded(self.global_batch_size, self.batch_size_changes)
-
-
-class _Line(Start, frozen=True, kw_only=True, omit_defaults=True):
-    """A start as it is written: what has its default is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,8 +231,7 @@ def read_starts(folder: Path, notes: list[str] | None = None) -> list[Start]:
 
 def append_start(folder: Path, start: Start) -> None:
     """Add a line to `starts.jsonl`, atomically; a last line that is cut off goes."""
-    line = convert(start, _Line, from_attributes=True)
-    append_line(folder / STARTS, msgspec.json.encode(line))
+    append_line(folder / STARTS, msgspec.json.encode(start))
 
 
 def keep_until(folder: Path, step: int | None, *, own: bool = True) -> tuple[int, list[str]]:

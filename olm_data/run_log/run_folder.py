@@ -23,7 +23,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from olm_data.bounded_json import MalformedJson, Size, decode
+from olm_data.bounded_json import MalformedJson, Size, decode, indented
 from olm_data.errors import InputError, UsageError, ValidationError, printable
 from olm_data.order.steps import Range, StepSizes, merge_ranges
 from olm_data.path_kinds import nearest
@@ -66,7 +66,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     def encode(self) -> bytes:
         """Return the bytes of `sample.json`."""
-        return json.dumps(msgspec.to_builtins(self), indent=1).encode() + b"\n"
+        return indented(self)
 
     def line(self) -> bytes:
         """Return it as a line of a file of several."""
@@ -93,7 +93,7 @@ def read_environment(folder: Path) -> dict[str, str] | None:
 
 def write_environment(folder: Path, versions: Mapping[str, str]) -> None:
     """Write `environment.json` of a run folder, replacing the one there."""
-    write_durable(folder / ENVIRONMENT, json.dumps(versions, indent=1).encode() + b"\n")
+    write_durable(folder / ENVIRONMENT, indented(versions))
 
 
 class _DataLoader(msgspec.Struct, frozen=True):
@@ -331,7 +331,7 @@ class BadStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def write(self, path: Path) -> None:
         """Write it, durably."""
-        write_durable(path, json.dumps(msgspec.to_builtins(self), indent=1).encode() + b"\n")
+        write_durable(path, indented(self))
 
     @classmethod
     def read(cls, path: Path) -> BadStep:

@@ -21,7 +21,7 @@ from pathlib import Path
 from olm_data.bounded_json import sha256_file
 from olm_data.errors import ConflictError, OlmError
 from olm_data.regular_files import MAX_WHOLE, read_regular
-from olm_data.storage.disk import fsync_directory, io_errors, make_folder, write_durable
+from olm_data.storage.disk import fsync_path, io_errors, write_durable
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.lease import Lease, acquire
 from olm_data.storage.names import is_working
@@ -71,15 +71,8 @@ class LocalFolder:
         """
         place = self._place.absolute()
         parent, beside = place.parent, f".{place.name}.exporting-"
-        with io_errors(self.output, writing=True):
-            make_folder(str(parent))
-        lease = acquire(
-            Store(str(parent)),
-            prefix=f"{beside}lease-",
-            busy=_BUSY,
-            fix=_FIX,
-            note=lambda text: None,
-        )
+        store = Store(str(parent))
+        lease = acquire(store, prefix=f"{beside}lease-", busy=_BUSY, fix=_FIX)
         folder = parent / f"{beside}{lease.fence.number:06d}"
         try:
             for stale in parent.iterdir():  # of killed runs
@@ -96,7 +89,7 @@ class LocalFolder:
         """Make a finished folder the output; an empty one there is replaced."""
         self._refuse_filled()
         os.rename(folder, self._place)  # the kernel refuses any folder that is not empty
-        fsync_directory(self._place.absolute().parent)
+        fsync_path(self._place.absolute().parent)
 
     def _refuse_filled(self) -> None:
         place = self._place
@@ -113,15 +106,14 @@ class _LocalDraft:
         """Wait until the new files are on the disk."""
         for path in sorted(self.folder.iterdir()):
             if path.name not in self.sizes:
-                with open(path, "rb") as file:
-                    os.fsync(file.fileno())
-                    self.sizes[path.name] = os.fstat(file.fileno()).st_size
+                fsync_path(path)
+                self.sizes[path.name] = path.stat().st_size
 
     def commit(self, receipt: bytes) -> None:
         """Rename the folder to the output."""
         refuse_unreadable(len(receipt), MAX_WHOLE, f"{self._place.output}/{RECORD}")
         write_durable(self.folder / RECORD, receipt)
-        fsync_directory(self.folder)
+        fsync_path(self.folder)
         self._lease.check()
         self._place.rename(self.folder)
 

@@ -84,43 +84,29 @@ def room_left(place: str) -> str:
 
 
 def _translated(error: OSError, where: str | None) -> OlmError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        left = room_left(where or ".")
-        return ResourceError(
-            f"no space left to write{f'; {left}' if left else ''}",
-            where=where,
-            fix="make room, then run the same command again; finished work is kept",
-        )
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return ResourceError(
-            f"not allowed: {error.strerror}",
-            where=where,
-            fix="choose a folder you may write to, or change its permissions",
-        )
-    if error.errno in (errno.ENOTDIR, errno.EISDIR):
-        is_file = error.errno == errno.ENOTDIR
-        return InputError(
-            "a file is where a folder should be" if is_file else "this is a folder, not a file",
-            where=where,
-            fix="check the path",
-        )
-    if error.errno in (errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT):
-        return InputError(
-            f"no such place: {(error.strerror or str(error)).lower()}",
-            where=where and where[:MAX_SHOWN],
-            fix="check the path",
-        )
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return ResourceError(
-            "too many files are open",
-            where=where,
-            fix="allow more: ulimit -n 4096, and run the same command again",
-        )
-    return ResourceError(
-        f"input/output error: {error.strerror or error}",
-        where=where,
-        fix="run the same command again; finished work is kept",
-    )
+    kind: type[OlmError] = ResourceError
+    said, fix = error.strerror or str(error), "run the same command again; finished work is kept"
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            left = room_left(where or ".")
+            what = f"no space left to write{f'; {left}' if left else ''}"
+            fix = f"make room, then {fix}"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            what = f"not allowed: {said}"
+            fix = "choose a folder you may write to, or change its permissions"
+        case errno.EMFILE | errno.ENFILE:
+            what = "too many files are open"
+            fix = "allow more: ulimit -n 4096, and run the same command again"
+        case errno.ENOTDIR:
+            kind, what, fix = InputError, "a file is where a folder should be", "check the path"
+        case errno.EISDIR:
+            kind, what, fix = InputError, "this is a folder, not a file", "check the path"
+        case errno.ELOOP | errno.ENAMETOOLONG | errno.ENOENT:
+            kind, what, fix = InputError, f"no such place: {said.lower()}", "check the path"
+            where = where and where[:MAX_SHOWN]
+        case _:
+            what = f"input/output error: {said}"
+    return kind(what, where=where, fix=fix)
 
 
 def existing_parent(path: str) -> Path:
@@ -168,8 +154,8 @@ def write_durable(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def fsync_directory(path: Path) -> None:
-    """Wait until the names of a folder are on the disk."""
+def fsync_path(path: Path) -> None:
+    """Wait until the names of a folder, or the bytes of a file, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -52,7 +52,8 @@ def preflight(store: Store, option: str = "--single-writer") -> list[str]:
     with Probe(store) as probe:
         if store.single_writer:
             probe.store.put(probe.name, b"probe")
-            notes = ["single writer: nothing keeps a second run from overwriting this one"]
+            note = "single writer: nothing keeps a second run from overwriting this one"
+            probe.notes.append(note)
         else:
             verdict = conditional_create(probe)
             if verdict != "honoured":
@@ -62,8 +63,7 @@ def preflight(store: Store, option: str = "--single-writer") -> list[str]:
                     why="two runs that write there at a time would overwrite each other unseen",
                     fix=f"make sure that nobody else writes there, and add {option}",
                 )
-            notes = []
-    return notes + probe.notes
+    return probe.notes
 
 
 _WORDS: dict[Verdict, str] = {"ignored": "ignores", "refused": "refuses"}
@@ -75,7 +75,7 @@ class Probe:
     Attributes:
         store: the place, answering or failing within seconds.
         name: of the probe object; the caller writes it.
-        notes: what went wrong at the removal.
+        notes: what the user should know: also what went wrong at the removal.
     """
 
     def __init__(self, store: Store) -> None:

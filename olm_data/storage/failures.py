@@ -83,40 +83,26 @@ def translated(
         error = Refusal(404)
     if isinstance(error, Refusal):
         return _refused(service, error, where, operation, attempts)
+    why, fix = f"endpoint {endpoint(service)}", f"check {service.address}"
     if isinstance(error, CredentialEcho):
-        return RemoteFailure(
-            "the store's answer repeats a credential of this machine",
-            where=where,
-            why="no store needs to, and whatever is made of the answer would hold the credential",
-            fix=f"check {service.address} and what lies there; if it is not yours, replace the "
-            "credential",
-        )
-    why = f"endpoint {endpoint(service)}"
-    if isinstance(error, OversizedAnswer):
-        return RemoteFailure(
-            f"the store sends {error}: it does not honour ranges, or its answers have no end",
-            where=where,
-            why=f"the rest was not read; {why}",
-            fix=f"check {service.address}",
-        )
-    if is_connection(error):
+        what = "the store's answer repeats a credential of this machine"
+        why = "no store needs to, and whatever is made of the answer would hold the credential"
+        fix += " and what lies there; if it is not yours, replace the credential"
+    elif isinstance(error, OversizedAnswer):
+        what = f"the store sends {error}: it does not honour ranges, or its answers have no end"
+        why = f"the rest was not read; {why}"
+    elif is_connection(error):
         times = f" {attempts} times" if attempts > 1 else ""
-        return RemoteFailure(
-            f"remote storage fails{times}: {said(error)}",
-            where=where,
-            why=why,
-            fix=f"check the network and {service.address}, then run the same command again; "
-            "finished work is kept",
-            attempts=attempts,
+        what = f"remote storage fails{times}: {said(error)}"
+        fix = (
+            f"check the network and {service.address}, then run the same command again; "
+            "finished work is kept"
         )
-    if isinstance(error, _MISREAD):
-        return RemoteFailure(
-            "the store's answer cannot be read",
-            where=where,
-            why=f"{type(error).__name__}; {why}",
-            fix=f"check {service.address}",
-        )
-    return None
+    elif isinstance(error, _MISREAD):
+        what, why = "the store's answer cannot be read", f"{type(error).__name__}; {why}"
+    else:
+        return None
+    return RemoteFailure(what, where=where, why=why, fix=fix, attempts=attempts)
 
 
 def _refused(

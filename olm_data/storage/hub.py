@@ -357,36 +357,30 @@ def explained(error: BaseException, address: str, kind: str) -> OlmError | None:
     """
     from huggingface_hub import errors as hub
 
+    def told(kind: type[OlmError], what: str, fix: str) -> OlmError:
+        return kind(what, where=address, fix=fix)
+
     match error:
         case hub.GatedRepoError():
-            return UsageError(
-                "the terms of this repository must be accepted first",
-                where=address,
-                fix="accept them on its page, then log in with `hf auth login`, or set HF_TOKEN",
-            )
+            fix = "accept them on its page, then log in with `hf auth login`, or set HF_TOKEN"
+            return told(UsageError, "the terms of this repository must be accepted first", fix)
         case hub.RevisionNotFoundError():
-            return InputError(
-                "the repository has no such revision",
-                where=address,
-                fix="name a branch, a tag or a commit of it, or leave @REVISION out",
-            )
+            fix = "name a branch, a tag or a commit of it, or leave @REVISION out"
+            return told(InputError, "the repository has no such revision", fix)
         case hub.RepositoryNotFoundError():
             return _missing(address, kind)
         case hub.HfHubHTTPError() if error.response is not None:
             return _refused(error.response.status_code, error, address)
         case hub.OfflineModeIsEnabled():
-            return StorageError(
-                "the hub's client is told to stay offline",
-                where=address,
-                fix="unset HF_HUB_OFFLINE, or fetch it beforehand where there is a network; or "
-                "give a local path (--tokenizer FILE, --root PATH)",
+            fix = (
+                "unset HF_HUB_OFFLINE, or fetch it beforehand where there is a network; or "
+                "give a local path (--tokenizer FILE, --root PATH)"
             )
+            return told(StorageError, "the hub's client is told to stay offline", fix)
         case hub.HFValidationError():
-            return UsageError(
-                f"this cannot be the name of a repository: {words(str(error), 200)}",
-                where=address,
-                fix="hf://datasets/ORG/NAME for a dataset, hf://ORG/NAME for a model",
-            )
+            what = f"this cannot be the name of a repository: {words(str(error), 200)}"
+            fix = "hf://datasets/ORG/NAME for a dataset, hf://ORG/NAME for a model"
+            return told(UsageError, what, fix)
     inner = error.__cause__ or error.__context__
     wraps = isinstance(error, RuntimeError | ValueError | hub.LocalEntryNotFoundError)
     if wraps and inner is not None and (found := explained(inner, address, kind)) is not None:
@@ -395,7 +389,7 @@ def explained(error: BaseException, address: str, kind: str) -> OlmError | None:
         type(error).__module__.partition(".")[0] == "huggingface_hub"
     ):
         what = f"the hub's client stopped: {words(str(error), 200)}"
-        return StorageError(what, where=address, fix=_AGAIN)
+        return told(StorageError, what, _AGAIN)
     return unreachable(address, error) if is_connection(error) else None
 
 

@@ -396,7 +396,7 @@ def acquire(
     prefix: str,
     busy: str,
     fix: str,
-    note: Callable[[str], None],
+    note: Callable[[str], None] = lambda text: None,
     takeover: float = TAKEOVER_SECONDS,
 ) -> Lease:
     """Take the lease of a folder; wait for one whose holder shows no sign of life.

@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from olm_data.errors import StorageError, UsageError, printable
+from olm_data.errors import ConflictError, StorageError, UsageError, printable
 from olm_data.redaction import hold
 
 WRITABLE = ("s3", "gs", "az", "abfs", "memory")
@@ -60,17 +60,9 @@ class RemoteFailure(StorageError):
     """
 
     def __init__(
-        self,
-        what: str,
-        *,
-        where: str | None = None,
-        why: str | None = None,
-        fix: str | None = None,
-        code: str = "",
-        status: int = 0,
-        attempts: int = 1,
+        self, what: str, *, code: str = "", status: int = 0, attempts: int = 1, **parts: str | None
     ) -> None:
-        super().__init__(what, where=where, why=why, fix=fix)
+        super().__init__(what, **parts)
         self.code, self.status, self.attempts = code, status, attempts
 
     @property
@@ -106,6 +98,16 @@ def other_bytes(url: str) -> StorageError:
         where=url,
         fix="run the same command again; finished shards are kept",
     )
+
+
+def conflict(
+    what: str,
+    where: str,
+    fix: str = "run the command again: it starts from what is there now",
+) -> ConflictError:
+    """Return the error where another process has written a file."""
+    why = "two writers on one output would lose one of the two results"
+    return ConflictError(what, where=where, why=why, fix=fix)
 
 
 Options = Mapping[str, Any]

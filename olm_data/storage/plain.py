@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from olm_data.storage.hub import hub_filesystem
@@ -52,9 +51,6 @@ class MemoryStore(Service):
             raise Refusal(412) from None
         self._writers[path] = condition.writer if condition else ""
         return True
-
-    def put_file(self, bucket: str, key: str, path: Path) -> bool:
-        return self.put(bucket, key, path.read_bytes(), None)
 
     def writer(self, bucket: str, key: str) -> str | None:
         return self._writers.get(f"/{bucket}/{key}")

@@ -120,8 +120,8 @@ class Service(ABC):
         raise _read_only()
 
     def put_file(self, bucket: str, key: str, path: Path) -> bool:
-        """Write a file as an object, as `put`."""
-        raise _read_only()
+        """Write a file as an object, as `put`; by default by one, with its bytes in memory."""
+        return self.put(bucket, key, path.read_bytes(), None)
 
     def writer(self, bucket: str, key: str) -> str | None:
         """Return an object's metadata `WRITER`."""

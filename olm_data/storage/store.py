@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from olm_data.bounded_json import gathered
-from olm_data.errors import ConflictError, InputError, UsageError
+from olm_data.errors import InputError, UsageError
 from olm_data.regular_files import (
     MAX_DOCUMENT,
     MAX_WHOLE,
@@ -39,9 +39,9 @@ from olm_data.regular_files import (
     refuse_special,
 )
 from olm_data.storage.bucket import PIECE, Bucket, open_bucket
-from olm_data.storage.disk import fsync_directory, io_errors, make_folder, scratch, write_durable
+from olm_data.storage.disk import fsync_path, io_errors, make_folder, scratch, write_durable
 from olm_data.storage.names import refuse_escape
-from olm_data.storage.objects import Object
+from olm_data.storage.objects import Object, conflict
 from olm_data.storage.upload import upload
 
 
@@ -139,7 +139,7 @@ class Folder:
             write_durable(made, data)
             if create:
                 os.link(made, self.url(name))
-                fsync_directory(Path(self.root))
+                fsync_path(Path(self.root))
             else:
                 self.publish(name, made)
 
@@ -149,9 +149,9 @@ class Folder:
             folder = os.path.dirname(url)
             if not os.path.isdir(folder):  # the first file of a sub-folder
                 make_folder(folder)
-                fsync_directory(Path(folder).parent)
+                fsync_path(Path(folder).parent)
             os.replace(path, url)
-            fsync_directory(Path(folder))
+            fsync_path(Path(folder))
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
@@ -423,7 +423,7 @@ class Store:
                 self.put(name, data, limit=limit)
         except FileExistsError as error:
             fix = "choose another output, or run the command again to see what is there"
-            raise _conflict("another process has already written this file", url, fix) from error
+            raise conflict("another process has already written this file", url, fix) from error
 
     def replace(self, name: str, data: bytes, before: bytes) -> None:
         """Write `name` whole and durable, only if it still holds `before` (or holds `data`).
@@ -447,8 +447,7 @@ class Store:
                 self.bucket.put(self.key(name), data, replaces=etag)
         except (FileExistsError, FileNotFoundError) as error:
             what = "another process has changed this file in the meantime"
-            fix = "run the command again: it starts from what is there now"
-            raise _conflict(what, self.url(name), fix) from error
+            raise conflict(what, self.url(name)) from error
 
     def publish(self, name: str, path: Path, sha256: str) -> None:
         """Make the finished, fsynced local file `path` visible as `name`, replacing what was there.
@@ -491,11 +490,6 @@ def refuse_unreadable(size: int, limit: int, where: str) -> None:
             why="it has an entry for each input, shard or question; nothing could read it again",
             fix="join small inputs, take larger shards, or make several datasets and mix them",
         )
-
-
-def _conflict(what: str, where: str, fix: str) -> ConflictError:
-    why = "two writers on one output would lose one of the two results"
-    return ConflictError(what, where=where, why=why, fix=fix)
 
 
 _AT_ONCE = 32 << 20  # bytes; the manifest of 2 * 10^12 tokens

@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from olm_data.errors import ConflictError, StorageError
+from olm_data.errors import StorageError
 from olm_data.storage import bucket as bounds
 from olm_data.storage.bucket import PIECE, Bucket
-from olm_data.storage.objects import RemoteFailure, Upload, other_bytes
+from olm_data.storage.objects import RemoteFailure, Upload, conflict, other_bytes
 from olm_data.storage.service import FileSlice, SentPart, Service
 
 WITHIN = 6 * 3600.0
@@ -95,12 +95,8 @@ def _in_parts(bucket: Bucket, key: str, path: Path, size: int, sha256: str) -> b
             raise
         if _reads_back(bucket, key, size, sha256):  # another process has written the same
             return True
-        raise ConflictError(
-            "another process has written this file in the meantime",
-            where=bucket.url(key),
-            why="two writers on one output would lose one of the two results",
-            fix="run the command again: it starts from what is there now",
-        ) from error
+        what = "another process has written this file in the meantime"
+        raise conflict(what, bucket.url(key)) from error
     finally:
         os.close(handle)
 

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from olm_data.errors import ConflictError, InputError, OlmError, ResourceError, ValidationError
 from olm_data.regular_files import MAX_DOCUMENT
-from olm_data.storage.disk import fsync_directory, room_left, write_durable
+from olm_data.storage.disk import fsync_path, room_left, write_durable
 from olm_data.storage.lease import Fence
 from olm_data.storage.store import Store, create_json
 from olm_train.checkpoint.manifest import (
@@ -275,10 +275,10 @@ class _Save:
             self._check_lease()
             create_json(final, MANIFEST, manifest.encode())
             return
-        fsync_directory(partial / TENSORS)
-        fsync_directory(partial)
+        fsync_path(partial / TENSORS)
+        fsync_path(partial)
         write_durable(partial / MANIFEST, manifest.encode())
-        fsync_directory(partial)
+        fsync_path(partial)
         self._check_lease()
         if os.path.exists(final.root):
             self._remove_damaged()
@@ -288,7 +288,7 @@ class _Save:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise _taken(final, 0) from error
             raise
-        fsync_directory(partial.parent)
+        fsync_path(partial.parent)
 
     def _remove_damaged(self) -> None:
         """Remove a checkpoint that does not verify: moved aside first, and looked at once more."""

@@ -1,4 +1,4 @@
-"""Every command takes -o, -q, -v; mistakes get one style and the nearest name."""
+"""Every command takes -o, -q, -v; mistakes get one style and the nearest name; how one ends."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import json
 import os
 from pathlib import Path
 
+import click
 import pytest
-from support.command import Olm, Said, inside
+from click.testing import CliRunner
+from support.command import Olm, Said, inside, python
 from support.tokenizing import texts, write_jsonl
 
 from olm_data.cli import cli
+from olm_data.command import Command
 from olm_data.extensions.stats import command as stats
 
 
@@ -83,6 +86,8 @@ def test_white_space_may_be_a_separator(tmp_path: Path, tiny_tokenizer: Path, ol
 
 
 NO_TEXT = os.fsdecode(b"\xff")
+
+
 """A name that is not UTF-8, as Python has it from the command line."""
 
 
@@ -94,7 +99,7 @@ NO_TEXT = os.fsdecode(b"\xff")
         (OSError(errno.ENAMETOOLONG, "File name too long", "y" * 5000), 4, "check the path"),
         (OSError(errno.ELOOP, "Too many levels of symbolic links", "/l"), 4, "check the path"),
         (PermissionError(errno.EACCES, "Permission denied", "/there"), 5, "not allowed"),
-        (MemoryError(), 5, "not enough memory"),
+        (MemoryError(), 5, "--workers, where the command has it"),
     ],
 )
 def test_an_error_that_no_module_foresaw_says_what_to_do(
@@ -147,3 +152,63 @@ def test_names_that_are_not_utf8_are_refused_or_shown_escaped(
     ):
         found = inside(capsys, "show", *words)
         assert (found.returncode, "Traceback" in found.stderr) == (2, False), found.stderr
+
+
+@pytest.mark.parametrize("code", [None, 0, 3, "words"])
+def test_a_command_ends_after_all_exit_functions_and_before_its_modules_are_taken_apart(
+    tmp_path: Path, code: object
+) -> None:
+    done = python(
+        tmp_path,
+        f"""
+        import atexit, sys, threading, time
+        from olm_data.command import run_process
+
+        class Torn:
+            def __del__(self):
+                print("torn apart", file=sys.stderr)
+
+        torn = Torn()
+        torn.itself = torn
+
+        def command():
+            atexit.register(print, "exit function", end="")  # stays in the buffer
+            threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
+            raise SystemExit({code!r})
+
+        run_process(command)
+        """,
+    )
+    assert done.returncode == {None: 0, 0: 0, 3: 3, "words": 1}[code]
+    assert done.stdout == "thread\nexit function"
+    assert done.stderr == ("words\n" if code == "words" else "")
+
+
+def test_a_defect_still_ends_by_its_traceback_and_exit_code_1(tmp_path: Path) -> None:
+    done = python(
+        tmp_path,
+        """
+        from olm_data.command import run_process
+
+        def command():
+            raise RuntimeError("defect")
+
+        run_process(command)
+        """,
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("RuntimeError: defect\n")
+
+
+@click.command(cls=Command)
+def fill() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", "/runs/first")
+
+
+def test_an_error_of_the_machine_is_a_message_and_its_traceback_is_for_debug() -> None:
+    done = CliRunner().invoke(fill)
+    assert done.exit_code == 5
+    assert done.stderr.startswith("error: no space left to write")
+    assert "/runs/first" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in CliRunner().invoke(fill, ["--debug"]).stderr

@@ -1,8 +1,10 @@
-"""What can be added by name: entry points of installed packages, ours and others'."""
+"""What can be added by name, and optional packages: entry points, extras, and what to type."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
+import sys
 from importlib.metadata import EntryPoints
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from olm_data.cli import cli
 from olm_data.config.convert import parse
 from olm_data.config.values import Values
 from olm_data.errors import UsageError
+from olm_data.extras import DISTRIBUTION, EXTRAS, MissingExtra, missing_extra, needs
 from olm_train.callbacks.config import CallbacksConfig
 
 
@@ -72,3 +75,36 @@ def test_packages_are_looked_through_once_for_each_path(
     for _ in range(3):
         assert plugins.path_of("olm_data.formats", "none-has-this") is None
     assert asked == [{"group": "olm_data.formats"}]
+
+
+@pytest.mark.parametrize(("package", "extra"), EXTRAS.items())
+def test_a_missing_package_of_an_extra_says_what_needs_it_and_what_to_type(
+    package: str, extra: str
+) -> None:
+    with pytest.raises(MissingExtra) as caught, needs("this", where="--option"):
+        raise ImportError(name=package)
+    assert caught.value.what == f"this needs the package {package}, which is not installed"
+    assert caught.value.where == "--option"
+    assert caught.value.fix == f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def test_another_failed_import_is_left_as_it_is() -> None:
+    error = ImportError("no", name="somebody_elses")
+    with pytest.raises(ImportError) as caught, needs("this"):
+        raise error
+    assert caught.value is error
+
+
+def test_what_is_explained_already_is_not_explained_again() -> None:
+    explained = missing_extra(ImportError(name="ray"))
+    assert missing_extra(explained) is explained
+
+
+def test_a_name_of_the_library_says_which_extra_brings_it() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "try:\n    from olm_train import Trainer\n"
+        "except ImportError as error:\n    print(error.fix)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == f"pip install '{DISTRIBUTION}[train]'\n", done.stderr

@@ -52,6 +52,12 @@ class HubStub:
             "NO_PROXY": "127.0.0.1",
         }
 
+    def commit(self, repository: str, key: str = "file", **value: str) -> None:
+        """Let somebody else change a file, `path`, of a repository: models/ORG/NAME."""
+        lines = [{"key": "header", "value": {"summary": "theirs"}}, {"key": key, "value": value}]
+        body = "\n".join(map(json.dumps, lines)).encode()
+        self.answer("POST", f"/api/{repository}/commit/main", body)
+
     @contextlib.contextmanager
     def running(self) -> Iterator[HubStub]:
         """Serve until the block ends."""

@@ -64,7 +64,7 @@ class Azure(Service):
             data = await stream.readall()
             found = stream.properties
             size = int(found.size) if found.content_range is None else _total(found)
-            return GetResult(data, _plain(found.etag), size)
+            return GetResult(data, found.etag.strip('"'), size)
 
         return self._run(read())
 
@@ -164,17 +164,13 @@ def _same(etag: str) -> dict[str, Any]:
     return {"etag": f'"{etag}"', "match_condition": MatchConditions.IfNotModified} if etag else {}
 
 
-def _plain(etag: str) -> str:
-    return etag.strip('"')
-
-
 def _total(found: Any) -> int:
     return int(found.content_range.rpartition("/")[2])
 
 
 def _object(found: Any) -> Object:
     modified = found.last_modified.astimezone(UTC)
-    return Object(found.name, int(found.size), _plain(found.etag), modified)
+    return Object(found.name, int(found.size), found.etag.strip('"'), modified)
 
 
 def _hold_settings() -> None:

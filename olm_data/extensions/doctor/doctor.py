@@ -307,7 +307,7 @@ _PROBE = re.compile(rf"{re.escape(PROBE)}[0-9a-f]{{32}}")
 _OUR_FILE = re.compile(r"(\A|/)(shard-[^/]+|\.olm-probe-[^/]+)\Z")
 
 
-class Leftover(msgspec.Struct, frozen=True, kw_only=True):
+class Leftover(msgspec.Struct, frozen=True):
     """One thing to delete.
 
     Attributes:
@@ -391,13 +391,11 @@ def _remote(store: Store) -> Iterator[Deletable]:
         kind = _kind(entry.name, lambda name: name in names)
         if kind:
             age, name = now - entry.modified, store.url(entry.name)
-            item = Leftover(kind=kind, name=name, bytes=entry.size, seconds=age)
-            yield item, partial(store.delete, entry.name)
+            yield Leftover(kind, name, entry.size, age), partial(store.delete, entry.name)
     for begun in store.bucket.uploads(store.key("")):
         if _OUR_FILE.search(begun.key):
             age, name = now - begun.started.timestamp(), store.bucket.url(begun.key)
-            item = Leftover(kind="upload", name=name, bytes=0, seconds=age)
-            yield item, partial(store.bucket.abort, begun)
+            yield Leftover("upload", name, 0, age), partial(store.bucket.abort, begun)
 
 
 def _local(store: Store) -> Iterator[Deletable]:
@@ -407,7 +405,7 @@ def _local(store: Store) -> Iterator[Deletable]:
             folders.remove(folder)
             path = Path(place, folder)
             size, last = _size_and_age(path)
-            item = Leftover(kind="staging", name=str(path), bytes=size, seconds=now - last)
+            item = Leftover("staging", str(path), size, now - last)
             yield item, partial(shutil.rmtree, path, ignore_errors=True)
         for file in names:
             path = Path(place, file)
@@ -415,8 +413,7 @@ def _local(store: Store) -> Iterator[Deletable]:
             kind = _kind(name, lambda name: (root / name).is_file())
             if kind:
                 stat = path.lstat()
-                age = now - stat.st_mtime
-                item = Leftover(kind=kind, name=str(path), bytes=stat.st_size, seconds=age)
+                item = Leftover(kind, str(path), stat.st_size, now - stat.st_mtime)
                 yield item, partial(store.delete, name)
 
 
@@ -424,11 +421,10 @@ def _scratch() -> Iterator[Deletable]:
     """Folders whose writers are dead. Where a lock of the kernel tells, age does not matter."""
     for path in abandoned():
         size, _ = _size_and_age(path)
-        item = Leftover(kind="scratch", name=str(path), bytes=size, seconds=None)
-        yield item, partial(abandoned, remove=True)
+        yield Leftover("scratch", str(path), size, None), partial(abandoned, remove=True)
     for path in abandoned_sockets():
         size, last = _size_and_age(path)
-        item = Leftover(kind="scratch", name=str(path), bytes=size, seconds=time.time() - last)
+        item = Leftover("scratch", str(path), size, time.time() - last)
         yield item, partial(shutil.rmtree, path, ignore_errors=True)
 
 

@@ -24,6 +24,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Annotated, Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED
@@ -165,12 +166,11 @@ class _Row(msgspec.Struct):
     label: Any = None
 
 
-def read_jsonl(place: str | os.PathLike[str], *, name: str | None = None) -> Task:
+def read_jsonl(place: str | os.PathLike[str]) -> Task:
     """Read a task of one's own.
 
     Args:
         place: file of JSON lines, plain or compressed, local or remote.
-        name: of the task; default: that of the file.
 
     Raises:
         InputError: there is no such file, or a line is not as it must be.
@@ -195,7 +195,7 @@ def read_jsonl(place: str | os.PathLike[str], *, name: str | None = None) -> Tas
         primary = Primary.acc_uncond if unconditional else Primary.len_norm
     return _checked(
         Task(
-            name=name or re.sub(r"\.(jsonl|ndjson|json)(\.\w+)?$", "", file, flags=re.IGNORECASE),
+            name=re.sub(r"\.(jsonl|ndjson|json)(\.\w+)?$", "", file, flags=re.IGNORECASE),
             primary=primary,
             questions=questions,
             source=file,
@@ -485,8 +485,8 @@ class _Pair:
 
     def __init__(self, tokenizer: TokenizerSpec) -> None:
         self._encode: Callable[[str], list[int]] = tokenizer.encode
+        self._of_context = lru_cache(MOST_CACHED)(self._encode)
         self._bos, self._eos = tokenizer.bos, tokenizer.eos
-        self._known: dict[str, list[int]] = {}
 
     def __call__(self, context: str, continuation: str) -> tuple[list[int], list[int], bool]:
         """Return the ids of both, and whether a token spans the place where they meet.
@@ -513,11 +513,3 @@ class _Pair:
                 )
             first = [self._eos]
         return first + before, after, spanned
-
-    def _of_context(self, context: str) -> list[int]:
-        found = self._known.get(context)
-        if found is None:
-            if len(self._known) >= MOST_CACHED:
-                self._known.clear()
-            found = self._known[context] = self._encode(context)
-        return found

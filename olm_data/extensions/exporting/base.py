@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Shard
+from olm_data.errors import InputError
 
 PIECE = 1 << 20
 """Tokens, or document ends, moved at a time."""
@@ -59,6 +60,19 @@ class Writer(ABC):
     def finish(self) -> None:
         """Write what names or spans all shards."""
 
+    def refuse_column(self, name: str, what: str) -> None:
+        """Refuse a kept column with the name of what holds the tokens.
+
+        Raises:
+            InputError: there is one.
+        """
+        if name in kept_columns(self.dataset):
+            raise InputError(
+                f"a kept column is called {name}, as the {what} of the tokens is",
+                where=self.dataset.store.root,
+                fix="export to another format, or tokenise without keeping it",
+            )
+
     @staticmethod
     def links(dataset: Dataset) -> bool:
         """Whether the tokens of this dataset need no copy, on the same filesystem."""
@@ -92,6 +106,12 @@ def document_batches(
             count = max(1, int(np.searchsorted(ends, bound, side="right")))
             yield first, ends[:count], rows.slice(low, count)
             low, done = low + count, done + count
+
+
+def too_large(what: str, shard: Shard, why: str) -> InputError:
+    """Return the error of something in a shard that a format has too few bits for."""
+    fix = "export to another format"
+    return InputError(what, where=shard.store.url(shard.name), why=why, fix=fix)
 
 
 def kept_columns(dataset: Dataset) -> list[str]:

@@ -9,13 +9,12 @@ second run of the same command does nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import ClassVar
 
 import msgspec
 
-from olm_data.bounded_json import MalformedJson, decode
+from olm_data.bounded_json import MalformedJson, decode, indented
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import MANIFEST, VALIDATION
 from olm_data.dataset.target import dataset_root, is_lock
@@ -153,7 +152,7 @@ def export(
             files={},
             **msgspec.structs.asdict(claim),
         )
-    with place.draft(_encoded(claim)) as draft, io_errors(output, writing=True):
+    with place.draft(indented(claim)) as draft, io_errors(output, writing=True):
         counts = _write(dataset, kind(dataset, draft.folder), draft, watch)
         result = Exported(
             status="written",
@@ -165,12 +164,8 @@ def export(
             files=dict(sorted(draft.sizes.items())),
             **msgspec.structs.asdict(claim),
         )
-        draft.commit(_encoded(convert(result, Receipt, from_attributes=True)))
+        draft.commit(indented(convert(result, Receipt, from_attributes=True)))
     return result
-
-
-def _encoded(content: Claim | Receipt) -> bytes:
-    return json.dumps(msgspec.to_builtins(content), indent=1).encode() + b"\n"
 
 
 def _writer_of(target: str, form: str, output: str, merge: bool) -> type[Writer]:

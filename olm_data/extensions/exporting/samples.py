@@ -23,13 +23,13 @@ import pyarrow as pa
 from olm_data.arrow_values import numbers
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Shard
-from olm_data.errors import InputError
 from olm_data.extensions.exporting.base import (
     PIECE,
     Writer,
     document_batches,
     kept_columns,
     lost_columns,
+    too_large,
 )
 
 SHARD_BYTES = 1 << 26
@@ -40,6 +40,7 @@ Kind = Literal["str", "int", "float", "bool", "json"]
 
 _KINDS: dict[str, Kind] = {"string": "str", "int64": "int", "double": "float", "bool": "bool"}
 """Arrow's name of each type that a kept column may have -> kind."""
+_PACKED: dict[Kind, str] = {"int": "<q", "float": "<d", "bool": "?"}
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,10 @@ class Column:
 
     def encode(self, value: Any) -> bytes:
         """Return the bytes of a value."""
-        if self.kind == "str":
-            return str(value).encode()
-        if self.kind == "int":
-            return struct.pack("<q", value)
-        if self.kind == "float":
-            return struct.pack("<d", value)
-        if self.kind == "bool":
-            return bytes([value])
-        return json.dumps(value, ensure_ascii=False).encode()
+        if self.kind in _PACKED:
+            return struct.pack(_PACKED[self.kind], value)
+        text = value if self.kind == "str" else json.dumps(value, ensure_ascii=False)
+        return str(text).encode()
 
 
 def typed_columns(dataset: Dataset) -> list[Column]:
@@ -95,12 +91,7 @@ class Samples(Writer):
     def __init__(self, dataset: Dataset, folder: Path) -> None:
         super().__init__(dataset, folder)
         self.columns = typed_columns(dataset)
-        if any(column.name == "tokens" for column in self.columns):
-            raise InputError(
-                "a kept column is called tokens, as the field of the tokens is",
-                where=dataset.store.root,
-                fix="export to another format, or tokenise without keeping it",
-            )
+        self.refuse_column("tokens", "field")
         self._samples: list[bytes] = []
         self._bytes = self._least
         self._files = 0
@@ -131,12 +122,8 @@ class Samples(Writer):
         for first, ends, rows in document_batches(shard, names, PIECE):
             size = int(ends[-1]) - first
             if size * self.dataset.dtype.itemsize > _MOST:
-                raise InputError(
-                    f"a document of {size:,} tokens is too large for a file of samples",
-                    where=shard.store.url(shard.name),
-                    why="its offsets are 32 bits wide",
-                    fix="export to another format",
-                )
+                what = f"a document of {size:,} tokens is too large for a file of samples"
+                raise too_large(what, shard, "its offsets are 32 bits wide")
             tokens, start = shard.read(first, int(ends[-1])), 0
             values = [column.to_pylist() for column in rows.columns]
             for end, id, *kept in zip((ends - np.uint64(first)).tolist(), *values, strict=True):
@@ -327,12 +314,7 @@ class HuggingFace(Writer):
         super().__init__(dataset, folder)
         self._files: list[str] = []
         self._kept = kept_columns(dataset)
-        if "input_ids" in self._kept:
-            raise InputError(
-                "a kept column is called input_ids, as the column of the tokens is",
-                where=dataset.store.root,
-                fix="export to another format, or tokenise without keeping it",
-            )
+        self.refuse_column("input_ids", "column")
 
     def add(self, index: int, shard: Shard) -> None:
         """Write the Arrow file of a shard.
@@ -351,12 +333,9 @@ class HuggingFace(Writer):
         ):
             for first, ends, rows in document_batches(shard, columns, BATCH_TOKENS):
                 if int(ends[-1]) - first > _MOST_ITEMS:
-                    raise InputError(
-                        f"a document of {int(ends[-1]) - first:,} tokens is too long",
-                        where=shard.store.url(shard.name),
-                        why="a list of Arrow's has at most 2,147,483,647 items",
-                        fix="export to another format",
-                    )
+                    what = f"a document of {int(ends[-1]) - first:,} tokens is too long"
+                    why = "a list of Arrow's has at most 2,147,483,647 items"
+                    raise too_large(what, shard, why)
                 offsets = np.append(np.int32(0), (ends - np.uint64(first)).astype(np.int32))
                 ids = numbers(shard.read(first, int(ends[-1])), item)
                 lists = pa.ListArray.from_arrays(numbers(offsets, pa.int32()), ids)

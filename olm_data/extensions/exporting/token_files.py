@@ -24,7 +24,13 @@ import numpy as np
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Shard
 from olm_data.errors import InputError, printable
-from olm_data.extensions.exporting.base import PIECE, Writer, document_batches, lost_columns
+from olm_data.extensions.exporting.base import (
+    PIECE,
+    Writer,
+    document_batches,
+    lost_columns,
+    too_large,
+)
 
 MAGIC, VERSION = b"MMIDIDX\0\0", 1
 CODES = {"uint16": 8, "uint32": 4}  # 4 is int32: Megatron knows no uint32
@@ -230,7 +236,7 @@ class Megatron(ByShard):
     def _refuse_large_ids(self, index: int, shard: Shard) -> None:
         info = self.dataset.manifest.shards[index]
         if info.max_token_id > MOST:
-            raise _too_large(f"token id {info.max_token_id:,}", shard.store.url(info.name))
+            raise _too_large(f"token id {info.max_token_id:,}", shard)
 
     @staticmethod
     def lost(dataset: Dataset) -> list[str]:
@@ -312,8 +318,7 @@ class MegatronIndex:
             bounds = _starts(ends, low, min(low + PIECE, count) + 1)
             lengths, done = np.diff(bounds), self._documents + low
             if lengths.max() > MOST:
-                where = shard.store.url(shard.name)
-                raise _too_large(f"a document of {lengths.max():,} tokens", where)
+                raise _too_large(f"a document of {lengths.max():,} tokens", shard)
             self._write(self._lengths + 4 * done, lengths.astype("<i4"))
             offsets = (bounds[:-1] + self._tokens) * self._item
             self._write(self._offsets + 8 * done, offsets.astype("<i8"))
@@ -333,10 +338,6 @@ def _starts(ends: np.ndarray, low: int, high: int) -> np.ndarray:
     return np.append(np.int64(0), before) if low == 0 else before
 
 
-def _too_large(what: str, where: str) -> InputError:
-    return InputError(
-        f"{what} is too large for Megatron's index",
-        where=where,
-        why="it counts in signed 32-bit numbers",
-        fix="export to another format",
-    )
+def _too_large(what: str, shard: Shard) -> InputError:
+    why = "it counts in signed 32-bit numbers"
+    return too_large(f"{what} is too large for Megatron's index", shard, why)

@@ -119,9 +119,6 @@ class Google(Service):
         )
         return bool(decode_object(answer)["md5Hash"] == told["md5Hash"])
 
-    def put_file(self, bucket: str, key: str, path: Path) -> bool:
-        return self.put(bucket, key, path.read_bytes(), None)
-
     def begin(self, bucket: str, key: str, path: Path) -> str:
         with open(path, "rb") as file:
             md5 = hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).digest()

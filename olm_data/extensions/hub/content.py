@@ -8,11 +8,12 @@ know neither manifests nor receipts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from olm_data.errors import printable
 from olm_data.storage.hub import HubFile, Repository
 from olm_data.storage.store import Store
 
@@ -64,6 +65,12 @@ class Branch:
         if self.head is None or name not in self.files:
             return None
         return self.place.read(name, self.head, self.scratch, limit)
+
+
+def some(names: Iterable[str], most: int = 3) -> str:
+    """Return the first names of files, as a message shows them."""
+    listed = sorted(map(printable, names))
+    return ", ".join(listed[:most]) + ", ..." * (len(listed) > most)
 
 
 class ContentKind(Protocol):

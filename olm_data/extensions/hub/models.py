@@ -11,14 +11,22 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from olm_data.bounded_json import MalformedJson, decode_object
 from olm_data.dataset.manifest import MANIFEST
-from olm_data.errors import ConflictError, InputError, UsageError, ValidationError, printable
-from olm_data.extensions.hub.content import CARD, MOST_CARD, Branch, Content, ContentKind, Watch
+from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
+from olm_data.extensions.hub.content import (
+    CARD,
+    MOST_CARD,
+    Branch,
+    Content,
+    ContentKind,
+    Watch,
+    some,
+)
 from olm_data.extensions.hub.datasets import Datasets
 from olm_data.model_folder import CONFIG, FORMAT, FolderConfig, read_about
 from olm_data.model_receipt import FileProof, ModelClaim, ModelReceipt
@@ -91,7 +99,7 @@ class Models:
             wrong += [] if right else [name]
         if not wrong:
             return None
-        return f"{len(wrong):,} files are not those that were exported: {_some(wrong)}"
+        return f"{len(wrong):,} files are not those that were exported: {some(wrong)}"
 
     def settled(self, content: Content, branch: Branch, notes: list[str]) -> Content:
         """Refuse a branch with another model; leave a card there that somebody wrote."""
@@ -104,12 +112,12 @@ class Models:
             raise _other(branch, f"its {CONFIG} is of another program")
         foreign = [n for n in branch.files if n not in content.parts and _TAKEN.fullmatch(n)]
         if foreign:
-            raise _other(branch, f"readers would take {_some(foreign)} for weights of this one")
+            raise _other(branch, f"readers would take {some(foreign)} for weights of this one")
         if not known:
             rest = [n for n in content.parts if n in branch.files and n != CARD]
             changed = [n for n in rest if not branch.files[n].is_at(content.path(n))]
             if changed:
-                raise _other(branch, f"{_some(changed)} would be replaced")
+                raise _other(branch, f"{some(changed)} would be replaced")
         return self._with_card(content, branch, theirs or mine, notes)
 
     def card(
@@ -196,11 +204,6 @@ def _at(branch: Branch) -> _Named | None:
 def _is(store: Store, name: str, file: FileProof) -> bool:
     """Whether a file is there, with the size and sha256 that it must have."""
     return store.size(name) == file.bytes and store.sha256(name) == file.sha256
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = sorted(printable(name) for name in names)
-    return ", ".join(listed[:3]) + ", ..." * (len(listed) > 3)
 
 
 def _other(branch: Branch, why: str) -> ConflictError:

@@ -9,7 +9,6 @@ fetched again, one that was begun goes on where it stopped.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Mapping, Set
 from functools import partial
@@ -21,7 +20,7 @@ from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.extensions.hub.content import ContentKind, Watch
 from olm_data.extensions.hub.models import KINDS
 from olm_data.storage.destination import LocalFolder, in_the_way
-from olm_data.storage.disk import fsync_directory, io_errors, make_folder
+from olm_data.storage.disk import fsync_path, io_errors, make_folder
 from olm_data.storage.hub import HubFile, Repository
 from olm_data.storage.lease import acquire
 from olm_data.storage.output_paths import refuse_output
@@ -124,14 +123,11 @@ def pull(
     if dry_run:
         return done(status="would pull", kept=0)
     draft = target.parent / f".{target.name}.pulling"
-    with io_errors(output, writing=True):
-        make_folder(str(target.parent))
     lease = acquire(
         Store(str(target.parent)),
         prefix=f"{draft.name}-lease-",
         busy="another process pulls to this place",
         fix="wait for it to finish, or choose another output",
-        note=lambda text: None,
     )
     try:
         with io_errors(str(draft), writing=True):
@@ -213,10 +209,6 @@ def _put_in_place(draft: Path, output: str) -> None:
     """Make the fetched files durable, and the folder the output."""
     with io_errors(output, writing=True):
         for path in sorted(draft.rglob("*"), reverse=True):
-            if path.is_dir():
-                fsync_directory(path)
-            else:
-                with open(path, "rb") as file:
-                    os.fsync(file.fileno())
-        fsync_directory(draft)
+            fsync_path(path)
+        fsync_path(draft)
         LocalFolder(output).rename(draft)

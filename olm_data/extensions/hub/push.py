@@ -23,7 +23,7 @@ import msgspec
 
 from olm_data.bounded_json import sha256_file
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError, printable
-from olm_data.extensions.hub.content import CARD, Branch, Content, ContentKind, Watch
+from olm_data.extensions.hub.content import CARD, Branch, Content, ContentKind, Watch, some
 from olm_data.extensions.hub.models import KINDS
 from olm_data.printing import Columns
 from olm_data.regular_files import MAX_DOCUMENT
@@ -121,7 +121,7 @@ def push(
         if others:
             notes.append(
                 f"{len(others):,} other files of the repository are left as they are: "
-                f"{_some(others, _NAMED)}"
+                f"{some(others, _NAMED)}"
             )
         done = partial(
             Pushed,
@@ -291,13 +291,8 @@ def _refuse_damage(place: Repository, commit: str, content: Content) -> None:
     found = _differing(content, place.files(commit))
     if found:
         raise ValidationError(
-            f"{len(found):,} files of the repository are not those that were sent: "
-            f"{_some(found, 3)}",
+            f"{len(found):,} files of the repository are not those that were sent: {some(found)}",
             where=f"{place.address}, commit {commit}",
             why="a .gitignore of the repository leaves files out, or a file changed meanwhile",
             fix="run the same command again",
         )
-
-
-def _some(names: Sequence[str], most: int) -> str:
-    return ", ".join(map(printable, names[:most])) + ", ..." * (len(names) > most)

@@ -122,9 +122,12 @@ def scan(file: TokenFile, dtype: np.dtype[Any], eos: int) -> Borders:
     return Borders(ends, np.arange(len(ends)), scanned=True, notes=tuple(notes))
 
 
-def sidecar_bytes(file: TokenFile) -> int:
-    """Return how large an index beside a token file may be: a document has a token and 20 bytes."""
-    return max(MAX_WHOLE, 20 * file.bytes)
+def _sidecar(file: TokenFile, name: str) -> bytes:
+    """Return what lies beside a token file; a document has a token, and at most 20 bytes there."""
+    try:
+        return file.store.read(name, limit=max(MAX_WHOLE, 20 * file.bytes))
+    except FileNotFoundError:
+        refuse(file, f"there is no {posixpath.basename(name)} beside it")
 
 
 def _olmo_core(file: TokenFile, sidecar: str, dtype: np.dtype[Any]) -> Borders:
@@ -134,7 +137,7 @@ def _olmo_core(file: TokenFile, sidecar: str, dtype: np.dtype[Any]) -> Borders:
     from pyarrow import csv
 
     try:
-        stored = file.store.read(sidecar, limit=sidecar_bytes(file))
+        stored = _sidecar(file, sidecar)
         data = unpacked(stored, "gzip", max(_FREE_BYTES, MAX_RATIO * len(stored)))
     except (OSError, DecompressionError) as error:
         refuse(file, f"its {posixpath.basename(sidecar)} is not a gzip file that is read: {error}")
@@ -180,10 +183,7 @@ def _width(data: bytes) -> int:
 
 def _datatrove(file: TokenFile, dtype: np.dtype[Any]) -> Borders:
     name = file.name + ".index"
-    try:
-        data = file.store.read(name, limit=sidecar_bytes(file))
-    except FileNotFoundError:
-        refuse(file, f"there is no {posixpath.basename(name)} beside it")
+    data = _sidecar(file, name)
     if len(data) % 8:
         refuse(file, f"{posixpath.basename(name)} has {len(data):,} bytes, not 8 a document")
     ends = np.frombuffer(data, "<u8")
@@ -215,11 +215,9 @@ def _masked(file: TokenFile) -> int:
 
 def _megatron(file: TokenFile, dtype: np.dtype[Any]) -> Borders:
     name = file.beside(".idx")
+    data = _sidecar(file, name)
     try:
-        data = file.store.read(name, limit=sidecar_bytes(file))
         ends = read_index(data, dtype, file.bytes)
-    except FileNotFoundError:
-        refuse(file, f"there is no {posixpath.basename(name)} beside it")
     except IndexDefect as error:
         refuse(file, f"{posixpath.basename(name)}: {error}")
     notes: tuple[str, ...] = ()

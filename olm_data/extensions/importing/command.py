@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,8 @@ import click
 
 from olm_data.command import CountParam
 from olm_data.commands.said import note, refuse_given, show_progress, show_read, warn
-from olm_data.counts import counted
-from olm_data.errors import UsageError, printable, typed
+from olm_data.counts import counted, parse_count
+from olm_data.errors import ConflictError, InputError, UsageError, printable, typed
 from olm_data.printing import emit, print_json
 
 SHOWN = 20
@@ -123,8 +124,6 @@ def _import_mixture(
         as_json: for programs.
         said: tokenizer and dtype of the files, None: put in by hand.
     """
-    from olm_data.counts import parse_count
-    from olm_data.errors import ConflictError, InputError
     from olm_data.extensions.importing import mixtures
     from olm_data.path_kinds import nearest
     from olm_data.regular_files import MAX_SMALL, read_regular
@@ -154,11 +153,8 @@ def _import_mixture(
         sources = [
             {
                 "name": source.name,
-                **{
-                    name: None if value is None else str(value)
-                    for name in ("weight", "max_epochs")
-                    for value in [getattr(source, name)]
-                },
+                "weight": _spelt(source.weight),
+                "max_epochs": _spelt(source.max_epochs),
                 "paths": list(source.paths),
                 "command": command,
             }
@@ -191,3 +187,7 @@ def _import_mixture(
         if value is None and any(f" {option.upper()} " in command for command in runnable):
             note(f"      put the files' own for {option.upper()}, or say --{option}")
     note(f"then: olm-data mix {shlex.quote(printable(output))}")
+
+
+def _spelt(number: Fraction | None) -> str | None:
+    return None if number is None else str(number)

@@ -77,7 +77,7 @@ from olm_data.extensions.importing.token_files import (
 )
 from olm_data.runners.local import granted_cpus
 from olm_data.sources.passed import refuse_passed, tally
-from olm_data.storage.disk import fsync_directory, io_errors, make_folder
+from olm_data.storage.disk import fsync_path, io_errors, make_folder
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.names import refuse_escape
 from olm_data.storage.output_paths import refuse_output
@@ -507,7 +507,7 @@ def _link(file: TokenFile, store: Store, name: str) -> None:
                 why="tokens are used where they are, and never copied",
                 fix=fix,
             ) from error
-        fsync_directory(Path(store.root))
+        fsync_path(Path(store.root))
 
 
 def _refuse_other(job: _Import) -> None:

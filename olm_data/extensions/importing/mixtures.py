@@ -16,10 +16,9 @@ import re
 import shlex
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Any
 
 from olm_data.config.convert import parse
-from olm_data.config.hints import ReadBy
 from olm_data.config.schema import modeline
 from olm_data.config.strict_yaml import scalar
 from olm_data.config.values import KeyPath, Values
@@ -45,14 +44,8 @@ class ForeignMixture:
     """What another project's file says; None where it does not say."""
 
     sources: tuple[ForeignSource, ...]
-    tokens: int | None
-    seed: int | None
-
-
-def _paths(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(path, str) for path in value):
-        raise UsageError("paths must be a list of paths")
-    return tuple(value)
+    tokens: int | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +54,7 @@ class _OlmoCoreSource:
 
     source_name: Any
     target_ratio: Fraction
-    paths: Annotated[tuple[str, ...], ReadBy(_paths, "a list of paths", {"type": "array"})]
+    paths: tuple[str, ...]
     max_repetition_ratio: Fraction = Fraction(1)
     max_source_fraction: Fraction = Fraction(1)
 
@@ -167,9 +160,7 @@ def _blend(words: list[str], path: str) -> ForeignMixture:
     _refuse_twice(names, path)
     found = zip(names, [None] * len(names) if alone else weights, prefixes, strict=True)
     return ForeignMixture(
-        tuple(ForeignSource(name, weight, (prefix,), None) for name, weight, prefix in found),
-        None,
-        None,
+        tuple(ForeignSource(name, weight, (prefix,), None) for name, weight, prefix in found)
     )
 
 

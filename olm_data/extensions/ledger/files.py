@@ -33,7 +33,7 @@ from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.errors import ResourceError, ValidationError
 from olm_data.parquet import BoundedParquet
 from olm_data.regular_files import open_regular
-from olm_data.storage.disk import fsync_directory, io_errors, make_folder
+from olm_data.storage.disk import fsync_path, io_errors, make_folder
 
 LEDGER = "ledger"
 """Folder of the files in a run's folder."""
@@ -359,7 +359,7 @@ def _write(path: Path, table: pa.Table, info: LedgerInfo) -> None:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
             raise
-        fsync_directory(path.parent)
+        fsync_path(path.parent)
 
 
 def _name(first: int, rank: int) -> str:

@@ -90,12 +90,10 @@ class _Table:
         self._input = input
         self._lines = _Lines(stream, input)
         self._reader = csv.reader(self._lines, delimiter=delimiter, strict=True)
-        self.names: list[str] = []
-        for _, header, _ in self._numbered():
-            if isinstance(header, str):
-                raise InputError("the header is not a row", where=input.path, why=header)
-            self.names = header
-            break
+        _, header, _ = next(self._numbered(), (0, list[str](), 0))
+        if isinstance(header, str):
+            raise InputError("the header is not a row", where=input.path, why=header)
+        self.names = header
         if not all(is_unicode(name) and "\0" not in name for name in self.names):
             refuse_other_bytes(b",".join(map(_encoded, self.names)), input)
             raise InputError(

@@ -9,8 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.full_disk import files_of_at_most
 
 from olm_data.errors import UsageError, ValidationError
+from olm_data.run_log import lines as module
+from olm_data.run_log.lines import append_line, lines, read_lines, replace_file
 from olm_data.run_log.log import (
     METRICS,
     STARTS,
@@ -25,7 +28,6 @@ from olm_data.run_log.log import (
     keep_until,
     read_ends,
     read_metrics,
-    read_starts,
 )
 
 GOLDEN = b"""\
@@ -35,10 +37,16 @@ GOLDEN = b"""\
 {"step": 2, "time": 1767225602.0, "tokens": 128, "rows": [4, 10], "skipped": [[5, 7]], \
 "order": "77aa", "train/CE loss": null, "optim/step skipped": 1.0}
 """
+
+
 START = Start(step=0, rewound=0, lock="ab", global_batch_size=64, world_size=2, skip=((5, 7),))
+
+
 GOLDEN_START = (
     b'{"step":0,"rewound":0,"lock":"ab","global_batch_size":64,"world_size":2,"skip":[[5,7]]}\n'
 )
+
+
 LINES: list[Step | Evaluation] = [
     Step(
         step=1,
@@ -63,7 +71,7 @@ LINES: list[Step | Evaluation] = [
 ]
 
 
-def lines(*steps: int) -> str:
+def written(*steps: int) -> str:
     entries = [{"step": n, "tokens": 9 * n, "rows": [n - 1, n]} for n in steps]
     return "".join(json.dumps(entry) + "\n" for entry in entries)
 
@@ -118,24 +126,24 @@ def test_a_metric_cannot_take_the_place_of_another_field(tmp_path: Path) -> None
     ],
 )
 def test_a_line_that_no_run_writes_is_refused_with_its_number(tmp_path: Path, line: Any) -> None:
-    (tmp_path / METRICS).write_text(lines(1) + json.dumps(line) + "\n")
+    (tmp_path / METRICS).write_text(written(1) + json.dumps(line) + "\n")
     with pytest.raises(ValidationError, match="malformed") as caught:
         list(read_metrics(tmp_path))
     assert str(caught.value.why).startswith("line 2: ")
     with pytest.raises(ValidationError, match="malformed"):
         keep_until(tmp_path, 9)
-    assert (tmp_path / METRICS).read_text() == lines(1) + json.dumps(line) + "\n"
+    assert (tmp_path / METRICS).read_text() == written(1) + json.dumps(line) + "\n"
 
 
 @pytest.mark.parametrize(
     ("before", "step", "after", "removed"),
     [
-        (lines(1, 2, 2, 3), 2, lines(1, 2, 2), 1),
-        (lines(1, 2), 5, lines(1, 2), 0),
-        (lines(1, 2), None, "", 2),
-        (lines(1, 2), 0, "", 2),
-        (lines(1, 2) + '{"step": 3, "lo', 9, lines(1, 2), 0),  # cut off by a kill
-        (lines(1) + '{"step": 2, "eval": {}}\n', 1, lines(1), 0),  # no step
+        (written(1, 2, 2, 3), 2, written(1, 2, 2), 1),
+        (written(1, 2), 5, written(1, 2), 0),
+        (written(1, 2), None, "", 2),
+        (written(1, 2), 0, "", 2),
+        (written(1, 2) + '{"step": 3, "lo', 9, written(1, 2), 0),  # cut off by a kill
+        (written(1) + '{"step": 2, "eval": {}}\n', 1, written(1), 0),  # no step
         ("", 3, "", 0),
     ],
 )
@@ -147,16 +155,6 @@ def test_lines_beyond_the_step_and_a_cut_last_one_go(
     assert keep_until(tmp_path, step)[0] == removed
     assert path.read_text() == after
     assert [entry.name for entry in tmp_path.iterdir()] == [METRICS]
-
-
-def test_starts_keep_their_bytes_and_a_cut_last_one_is_told_and_goes(tmp_path: Path) -> None:
-    spaced = GOLDEN_START.replace(b",", b", ")
-    (tmp_path / STARTS).write_bytes(spaced + b'{"step": 3')
-    notes: list[str] = []
-    assert read_starts(tmp_path, notes) == [START]
-    assert "starts.jsonl is cut off after 10 bytes" in notes[0]
-    append_start(tmp_path, START)
-    assert (tmp_path / STARTS).read_bytes() == spaced + GOLDEN_START
 
 
 def test_a_step_of_data_from_no_lock_is_version_2_and_has_no_rows(tmp_path: Path) -> None:
@@ -177,6 +175,8 @@ def test_a_step_of_data_from_no_lock_is_version_2_and_has_no_rows(tmp_path: Path
 
 # How a run ended is a line each time, read back as it was written.
 STOPPED = End(step=4, time=1000.5, reason="stopped", by="SIGTERM")
+
+
 CANCELLED = End(step=9, time=2000.25, reason="cancelled", by="stop file", why="<b> too slow")
 
 
@@ -187,21 +187,6 @@ def test_the_file_is_this(tmp_path: Path) -> None:
         '{"step":4,"time":1000.5,"reason":"stopped","by":"SIGTERM"}\n'
         '{"step":9,"time":2000.25,"reason":"cancelled","by":"stop file","why":"<b> too slow"}\n'
     )
-    assert read_ends(tmp_path) == [STOPPED, CANCELLED]
-
-
-def test_a_run_without_ends_has_none(tmp_path: Path) -> None:
-    assert read_ends(tmp_path) == []
-
-
-def test_a_line_that_is_cut_off_is_told_and_goes_with_the_next(tmp_path: Path) -> None:
-    append_end(tmp_path, STOPPED)
-    with (tmp_path / "ends.jsonl").open("a") as file:
-        file.write('{"step": 9, "re')
-    notes: list[str] = []
-    assert read_ends(tmp_path, notes) == [STOPPED]
-    assert "cut off after 15 bytes" in notes[0]
-    append_end(tmp_path, CANCELLED)
     assert read_ends(tmp_path) == [STOPPED, CANCELLED]
 
 
@@ -228,19 +213,19 @@ def folder(tmp_path: Path, metrics: str | None, *starts: int) -> Path:
 @pytest.mark.parametrize(
     ("metrics", "starts", "says"),
     [
-        (lines(1, 2, 3), (0,), []),
-        (lines(4, 5), (3,), []),  # began with the state of another run
-        (lines(1, 2, 3), (0, 2, 1), []),
+        (written(1, 2, 3), (0,), []),
+        (written(4, 5), (3,), []),  # began with the state of another run
+        (written(1, 2, 3), (0, 2, 1), []),
         (None, (), []),
         ("", (0,), []),
-        (lines(1, 4, 5, 9), (0,), ["has no line of steps 2 to 3, 6 to 8"]),
-        (lines(3), (0,), ["has no line of steps 1 to 2"]),
-        (lines(1, 3), (0,), ["has no line of step 2"]),
-        (lines(1, 2, 2, 1, 3), (0,), ["has more than one line of steps 1 to 2"]),
-        (lines(1, 2), (), ["starts.jsonl is missing or empty"]),
+        (written(1, 4, 5, 9), (0,), ["has no line of steps 2 to 3, 6 to 8"]),
+        (written(3), (0,), ["has no line of steps 1 to 2"]),
+        (written(1, 3), (0,), ["has no line of step 2"]),
+        (written(1, 2, 2, 1, 3), (0,), ["has more than one line of steps 1 to 2"]),
+        (written(1, 2), (), ["starts.jsonl is missing or empty"]),
         (None, (0,), ["metrics.jsonl is missing"]),
-        (lines(1) + '{"step"', (0,), ["metrics.jsonl is cut off after 7 bytes"]),
-        (lines(*range(1, 20, 2)), (0,), ["steps 2, 4, 6 and 6 more ranges"]),
+        (written(1) + '{"step"', (0,), ["metrics.jsonl is cut off after 7 bytes"]),
+        (written(*range(1, 20, 2)), (0,), ["steps 2, 4, 6 and 6 more ranges"]),
     ],
 )
 def test_cut_missing_and_repeated_lines_are_told(
@@ -256,14 +241,14 @@ def test_cut_missing_and_repeated_lines_are_told(
 @pytest.mark.parametrize(
     ("metrics", "starts", "says"),
     [
-        (lines(1, 2, 3, 4), (0,), []),
-        (lines(1, 2), (0,), ["has no line of step 3"]),
-        (lines(), (0,), ["has no line of steps 1 to 3"]),
-        (lines(1, 2, 2, 3), (0,), ["has more than one line of step 2"]),
-        (lines(1, 2, 3), (), ["starts.jsonl is missing"]),
+        (written(1, 2, 3, 4), (0,), []),
+        (written(1, 2), (0,), ["has no line of step 3"]),
+        (written(), (0,), ["has no line of steps 1 to 3"]),
+        (written(1, 2, 2, 3), (0,), ["has more than one line of step 2"]),
+        (written(1, 2, 3), (), ["starts.jsonl is missing"]),
         (None, (0,), ["metrics.jsonl is missing"]),
         (None, (), ["metrics.jsonl and starts.jsonl are missing or empty"]),
-        (lines(), (), ["metrics.jsonl and starts.jsonl are missing or empty"]),
+        (written(), (), ["metrics.jsonl and starts.jsonl are missing or empty"]),
     ],
 )
 def test_a_start_learns_what_the_log_lacks_up_to_its_checkpoint(
@@ -276,3 +261,46 @@ def test_a_start_learns_what_the_log_lacks_up_to_its_checkpoint(
 
 def test_a_start_with_the_state_of_another_run_has_no_log_to_lack(tmp_path: Path) -> None:
     assert keep_until(folder(tmp_path, None), 3, own=False) == (0, [])
+
+
+class Entry(msgspec.Struct, forbid_unknown_fields=True):
+    number: int
+
+
+def test_what_is_appended_is_read_and_a_torn_line_goes(tmp_path: Path) -> None:
+    path, notes = tmp_path / "log.jsonl", list[str]()
+    assert read_lines(path, Entry) == []
+    append_line(path, b'{"number": 1}')
+    with open(path, "ab") as file:
+        file.write(b'{"num')
+    assert read_lines(path, Entry, notes) == [Entry(1)]
+    assert len(notes) == 1
+    append_line(path, b'{"number":2}')
+    assert read_lines(path, Entry) == [Entry(1), Entry(2)]
+    assert path.read_bytes() == b'{"number": 1}\n{"number":2}\n'
+
+
+def test_a_line_of_another_kind_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    append_line(path, b'{"number":1}')
+    append_line(path, b'{"other":2}')
+    with pytest.raises(ValidationError, match="malformed") as caught:
+        read_lines(path, Entry)
+    assert "line 2" in str(caught.value)
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"x" * 100)
+    monkeypatch.setattr(module, "MAX_LINE", 50)
+    with pytest.raises(ValidationError, match="longer than 50 bytes"):
+        list(lines(path))
+
+
+def test_a_full_disk_keeps_the_old_file_and_no_part_of_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    replace_file(path, b"old")
+    with pytest.raises(OSError, match="too large"), files_of_at_most(5):
+        replace_file(path, b"123456789")
+    assert [each.name for each in tmp_path.iterdir()] == ["log.jsonl"]
+    assert path.read_bytes() == b"old"

@@ -13,14 +13,21 @@ from olm_data.run_log.run_folder import (
     CONFIG,
     ENVIRONMENT,
     SAMPLE,
+    SAMPLES,
     BadDocument,
     BadRow,
     BadStep,
     Run,
     Sample,
+    StepSamples,
+    WrittenText,
     bad_step_files,
+    forget_samples,
+    picked,
     read_environment,
+    read_samples,
     write_environment,
+    write_samples,
 )
 
 GOLDEN = b"""\
@@ -44,7 +51,11 @@ GOLDEN = b"""\
  "finish": "length"
 }
 """
+
+
 OLD = GOLDEN[: GOLDEN.index(b',\n "top_p')] + b"\n}\n"
+
+
 """As written before there were more options."""
 
 
@@ -122,6 +133,8 @@ def test_a_folder_that_says_nothing_is_refused(tmp_path: Path) -> None:
 
 # Reports of bad steps are read back as they were written, and found in a folder.
 DOCUMENT = BadDocument("id-1", "web.jsonl", 17, "line", "shard-0", 3, 0, 9)
+
+
 BAD = BadStep(step=12, loss="nan", grad_norm="1.0", rows=[BadRow(96, "main", "web", [DOCUMENT])])
 
 
@@ -139,8 +152,41 @@ def test_they_are_found_by_step_and_nothing_else_is(tmp_path: Path) -> None:
     assert found == [(3, "bad"), (12, "spike")]
 
 
-def test_a_malformed_one_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "bad-step00000003.json"
-    path.write_text('{"step": "x"}')
-    with pytest.raises(ValidationError, match="malformed"):
-        BadStep.read(path)
+GOLDEN_SAMPLES = (
+    b'{"step":4,"time":1.5,"texts":[{"prompt":"a","text":"\xc3\xa9","finish":"length"}],'
+    b'"temperature":0.8,"top_k":50,"seed":0,"version":1}\n'
+)
+
+
+def after(step: int, text: str = "x") -> StepSamples:
+    texts = (WrittenText("a", text, "length"),)
+    return StepSamples(step=step, time=1.5, texts=texts, temperature=0.8, top_k=50, seed=0)
+
+
+def test_a_line_has_its_bytes_and_is_read_again(tmp_path: Path) -> None:
+    assert read_samples(tmp_path) == []
+    write_samples(tmp_path, after(4, "\u00e9"))
+    assert (tmp_path / SAMPLES).read_bytes() == GOLDEN_SAMPLES
+    assert read_samples(tmp_path) == [after(4, "\u00e9")]
+    (tmp_path / SAMPLES).write_bytes(GOLDEN_SAMPLES.replace(b"seed", b"sead"))
+    with pytest.raises(ValidationError, match="line 1"):
+        read_samples(tmp_path)
+
+
+def test_a_run_that_goes_back_writes_later_lines_anew(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        write_samples(tmp_path, after(step))
+    forget_samples(tmp_path, after=4)
+    assert [each.step for each in read_samples(tmp_path)] == [2, 4]
+    forget_samples(tmp_path, after=9)
+    write_samples(tmp_path, after(8))
+    write_samples(tmp_path, after(4, "new"))
+    assert read_samples(tmp_path) == [after(2), after(4, "new")]
+
+
+def test_of_many_steps_the_first_the_last_and_some_between_are_shown() -> None:
+    assert picked([]) == []
+    assert [each.step for each in picked([after(1)])] == [1]
+    steps = [each.step for each in picked([after(n) for n in range(101)], most=5)]
+    assert steps == [0, 25, 50, 75, 100]
+    assert len(picked([after(n) for n in range(7)])) == 7

@@ -138,6 +138,7 @@ def test_gc_leaves_what_only_looks_like_ours(tmp_path: Path) -> None:
         *("run/results.csv", "quarantine/patients.txt", "versions/old.doc", "dedup/x"),
         *("validation/labels.csv", "validation/run/x", "tokenizer.json", "manifest.json"),
         *("plan.json", "job.json", "shard-00000.data", "shard-00000.tokens.npy/inside"),
+        *("thesis.tex", ".git", "shard-0"),
     ],
 )
 def test_a_users_files_are_kept_whatever_their_names(
@@ -182,20 +183,6 @@ def test_a_dry_run_refuses_what_the_run_would(
     dry, real = run([*words, "--dry-run"]), run([*words, "--workers", "1"])
     assert isinstance(dry, OlmError)
     assert (type(dry), str(dry)) == (type(real), str(real))
-
-
-@pytest.mark.parametrize("name", ["thesis.tex", ".git", "plan.json", "manifest.json", "shard-0"])
-def test_a_folder_with_files_of_the_user_is_no_output(
-    text: Path, name: str, project: Project
-) -> None:
-    folder = project / "own"
-    folder.mkdir()
-    (folder / "notes").write_text("mine")
-    (folder / name).write_text("{}")
-    with pytest.raises(UsageError, match="files that are not of a dataset") as caught:
-        project.make([text], folder)
-    assert "notes" in str(caught.value) or name in str(caught.value)
-    assert {path.name for path in folder.iterdir()} == {"notes", name}
 
 
 def test_the_working_folder_is_an_output_only_if_it_is_empty(

@@ -10,6 +10,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from support.clouds import environment
 from support.sources import modules, tree
 
 from olm_data.bounded_json import MalformedJson
@@ -18,6 +19,20 @@ from olm_data.storage import store as json_file
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.lease import Seen, delete_if, put_if, read_versioned
 from olm_data.storage.store import Store, create_json, read_json, write_json
+
+
+@pytest.fixture(params=["local", "memory", "s3", "gs", "az"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    kind = request.param
+    if kind == "local":
+        return Store(tmp_path / "store")
+    if kind == "memory":
+        return Store(f"memory://{tmp_path.name}/place")
+    server = request.getfixturevalue("s3" if kind == "s3" else f"{kind}_server")
+    if kind != "s3":
+        for name, value in environment(kind, server["endpoint_url"]).items():
+            monkeypatch.setenv(name, value)
+    return Store(f"{kind}://{server['bucket']}/{tmp_path.name}")
 
 
 def test_put_then_read_returns_the_bytes_and_replaces(store: Store) -> None:

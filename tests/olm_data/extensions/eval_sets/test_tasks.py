@@ -1,4 +1,4 @@
-"""Readers of tasks: own ones line by line, and the request sets of the wheel."""
+"""Tasks and their sets: own ones line by line, the request sets of the wheel, and the command."""
 
 from __future__ import annotations
 
@@ -140,11 +140,6 @@ def test_a_line_that_is_no_question_is_named(tmp_path: Path, line: str, said: st
     with pytest.raises(InputError, match=said) as raised:
         read_jsonl(tmp_path / "mine.jsonl")
     assert "line 2" in str(raised.value)
-
-
-def test_licences_are_said_by_the_name_of_the_task() -> None:
-    assert licence_of("mt_mbpp_python") == "CC BY 4.0 (MBPP)"
-    assert licence_of("somebody_elses") == UNKNOWN
 
 
 def licences_of_page(repository: Path) -> dict[str, tuple[int, str]]:
@@ -289,3 +284,31 @@ def test_it_is_not_written_where_no_output_can_be(
     with pytest.raises(UsageError):
         build(task, load_tokenizer(tiny_tokenizer), output)
     assert list(here.iterdir()) == []
+
+
+LINES = [
+    {"context": "The quick brown", "choices": [" fox", " dog", " owl jumps"], "gold": 0},
+    {"context": ["over the lazy ", "over a"], "choices": ["dog", " fox"], "gold": 1},
+    {"context": "", "choices": ["seven owls sleep"]},
+]
+
+
+def test_the_command_builds_and_says_what_it_built(
+    tmp_path: Path, tiny_tokenizer: Path, olm: Olm
+) -> None:
+    source, output = str(tmp_path / "mine.jsonl"), str(tmp_path / "set")
+    Path(source).write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    words = ["eval-set", "build", source, "--tokenizer", str(tiny_tokenizer), "--output", output]
+    dry = olm(*words, "--dry-run")
+    assert "would build mine: 3 questions, 6 choices, primary metric len_norm" in dry.stdout
+    assert not (tmp_path / "set").exists()
+    made = olm(*words, "--primary", "acc", "--licence", "CC0")
+    assert "questions      3\nrequests       6\n" in made.stdout
+    info = EvalSet.open(output).info
+    assert (info.primary, info.licence) == ("acc", "CC0")
+    again = olm(*words, "--primary", "acc", "--licence", "CC0", "--json")
+    assert json.loads(again.stdout)["digest"] == info.digest
+    wrong = olm(*words, "--primary", "accuracy")
+    assert wrong.returncode == 2
+    assert "there is no metric 'accuracy'" in wrong.stderr
+    assert olm(*words, "--task", "arc_easy/val").returncode == 2

@@ -44,16 +44,6 @@ def put(hub: HubStub, **files: bytes) -> None:
         path.write_bytes(data)
 
 
-def commit(hub: HubStub, name: str, data: str) -> None:
-    """Let somebody else change a file of it by a commit."""
-    lines = [
-        {"key": "header", "value": {"summary": "theirs"}},
-        {"key": "file", "value": {"path": name, "content": data}},
-    ]
-    body = "\n".join(map(json.dumps, lines)).encode()
-    hub.answer("POST", "/api/models/lab/first/commit/main", body)
-
-
 def test_a_model_comes_back_byte_for_byte(hub: HubStub, model: Path, tmp_path: Path) -> None:
     done = push(str(model), FIRST)
     assert (done.status, done.kind, done.sent, done.kept) == ("pushed", "model", 4, 0)
@@ -63,21 +53,6 @@ def test_a_model_comes_back_byte_for_byte(hub: HubStub, model: Path, tmp_path: P
     assert (back.commit, back.digest) == (done.commit, done.digest)
     assert digests(tmp_path / "back") == digests(model)
     assert pull(FIRST, str(tmp_path / "back")).status == "already there"
-
-
-def test_transformers_and_load_path_take_what_was_pulled(
-    hub: HubStub, model: Path, tmp_path: Path
-) -> None:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("torch")
-    from olm_train.extensions.hf.load import open_model
-
-    push(str(model), FIRST)
-    pull(FIRST, str(tmp_path / "back"))
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
-    assert type(theirs).__name__ == "LlamaForCausalLM"
-    ours = open_model(str(tmp_path / "back"))
-    assert ours.config.vocab_size == theirs.config.vocab_size
 
 
 def test_a_model_in_our_own_format_comes_back(hub: HubStub, tmp_path: Path) -> None:
@@ -120,7 +95,7 @@ def test_a_model_damaged_on_the_hub_is_not_put_in_place(
     push(str(model), FIRST)
     data = bytearray((model / "model.safetensors").read_bytes())
     data[-1] ^= 1
-    commit(hub, "config.json", "e30=")  # by whoever may write there
+    hub.commit("models/lab/first", path="config.json", content="e30=")  # by whoever may write there
     with pytest.raises(ValidationError, match=r"not those that were exported: config\.json"):
         pull(FIRST, str(tmp_path / "back"))
     assert not (tmp_path / "back").exists()
@@ -226,7 +201,7 @@ def test_a_card_that_somebody_wrote_on_the_hub_stays(
         "pushed",
         "---\nlicense:",
     )
-    commit(hub, "README.md", "dGhlaXJz")
+    hub.commit("models/lab/first", path="README.md", content="dGhlaXJz")
     done = push(str(model), FIRST)
     assert done.status == "already there"
     assert "README.md of the repository" in done.notes[0]
@@ -275,20 +250,11 @@ def test_what_is_no_exported_model_is_refused(
     assert not (tmp_path / "back").exists()
 
 
-def test_branches_and_private_repositories(hub: HubStub, model: Path, tmp_path: Path) -> None:
-    push(str(model), FIRST, private=True, revision="v1")
-    assert hub.commits.private == {"models/lab/first"}
-    assert not digests(at_hub(hub))
-    assert pull(f"{FIRST}@v1", str(tmp_path / "back")).files == 4
-
-
 def test_each_checkpoint_has_a_branch_of_its_own_beside_another_on_main(
     hub: HubStub, model: Path, tmp_path: Path, olm: Olm
 ) -> None:
     push(str(model), FIRST)
-    put_beside = {"theirs.txt": "dGhlaXJz"}
-    for name, data in put_beside.items():
-        commit(hub, name, data)
+    hub.commit("models/lab/first", path="theirs.txt", content="dGhlaXJz")
     on_main = digests(at_hub(hub))
     later = {
         f"step{number}": exported_model(tmp_path / f"m{number}", "olmo2", str(number) * 64)
@@ -337,15 +303,6 @@ def test_a_repository_that_began_with_another_model_has_no_empty_branch(
     with pytest.raises(ConflictError, match="another model"):
         push(str(model), FIRST, revision="step1")
     assert ("models/lab/first", "step1") not in hub.commits._heads
-
-
-def test_the_command_says_what_it_did(hub: HubStub, model: Path, tmp_path: Path, olm: Olm) -> None:
-    said = olm("push", model, FIRST)
-    assert said.returncode == 0, said.stderr
-    assert "kind        model\naddress     hf://lab/first\n" in said.stdout
-    assert "next: olm-data pull hf://lab/first@" in said.stderr
-    said = olm("pull", FIRST, tmp_path / "back", "--json")
-    assert json.loads(said.stdout)["kind"] == "model"
 
 
 @pytest.mark.slow

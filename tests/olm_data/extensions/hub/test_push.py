@@ -1,27 +1,30 @@
-"""`olm-data push`: verified, whole or not seen as whole, never sent twice, never over another."""
+"""`olm-data push` and `pull` of datasets: verified, whole or not at all, never sent twice."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
-from support.command import Olm, arguments, environment, olm_data
-from support.forged import flip
-from support.hub_commits import Answer
+import yaml
+from support.command import Olm, olm_data
 from support.hub_stub import HubStub
 from support.project import Project
 from support.tokenizing import digests, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.errors import ConflictError, InputError, StorageError, UsageError, ValidationError
+from olm_data.dataset.manifest import MANIFEST
+from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
+from olm_data.extensions.hub.content import Branch
+from olm_data.extensions.hub.datasets import Datasets, dataset_card, dataset_parts
 from olm_data.extensions.hub.pull import pull
 from olm_data.extensions.hub.push import push
+from olm_data.extensions.stats.count import collect
 from olm_data.extensions.verify.datasets import verify
+from olm_data.storage.hub import Repository
+from olm_data.storage.store import Store
 
 BOOKS = "hf://datasets/lab/books"
 
@@ -68,59 +71,6 @@ def test_a_dry_run_tells_what_would_be_sent_and_the_second_push_sends_nothing(
     assert again.kept == first.sent
     assert hub.commits.uploaded == uploads
     assert not [asked for asked in hub.requests if asked.startswith(("POST", "PUT"))]
-
-
-def test_a_push_that_fails_leaves_no_manifest_and_the_next_sends_the_rest(
-    hub: HubStub, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("olm_data.extensions.hub.push.COMMIT_FILES", 4)
-
-    def refuse(sha256: str) -> None:
-        if len(hub.commits.uploaded) > 5:
-            raise Answer(403, "", "quota")
-
-    hub.commits.on_upload = refuse
-    with pytest.raises(StorageError, match="refuses this user"):
-        push(str(books), BOOKS)
-    before = set(hub.commits.uploaded)
-    assert before
-    assert "manifest.json" not in there(hub)
-    with pytest.raises(InputError, match="no dataset"):
-        pull(BOOKS, str(tmp_path / "half"))
-    assert not (tmp_path / "half").exists()
-    hub.commits.on_upload = lambda sha256: None
-    done = push(str(books), BOOKS)
-    assert done.kept > 0
-    assert len(set(hub.commits.uploaded)) == len(hub.commits.uploaded), "nothing goes twice"
-    pull(f"{BOOKS}@{done.commit}", str(tmp_path / "back"))
-
-
-def test_the_manifest_comes_in_the_last_commit(
-    hub: HubStub, books: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("olm_data.extensions.hub.push.COMMIT_FILES", 4)
-    seen: list[bool] = []
-    real = hub.commits.post
-
-    def post(path: str, body: bytes, authorization: str) -> object:
-        answer = real(path, body, authorization)
-        if "/commit/" in path:
-            seen.append("manifest.json" in there(hub))
-        return answer
-
-    monkeypatch.setattr(hub.commits, "post", post)
-    push(str(books), BOOKS)
-    assert len(seen) > 2
-    assert seen == [False] * (len(seen) - 1) + [True]
-
-
-def test_a_damaged_dataset_is_not_sent(hub: HubStub, books: Path, tmp_path: Path) -> None:
-    shutil.copytree(books, tmp_path / "books")
-    shard = next((tmp_path / "books").glob("*.tokens.npy"))
-    flip(shard)
-    with pytest.raises(ValidationError, match="damaged"):
-        push(str(tmp_path / "books"), BOOKS)
-    assert not (hub.root / "datasets").exists()
 
 
 def test_another_dataset_in_the_repository_stays_and_a_later_version_goes_over_an_earlier_one(
@@ -181,12 +131,7 @@ def test_a_commit_of_somebody_else_in_between_is_a_conflict(
 ) -> None:
     def interfere(sha256: str) -> None:
         if not hub.commits.uploaded:
-            lines = [
-                {"key": "header", "value": {"summary": "theirs"}},
-                {"key": "file", "value": {"path": "theirs.txt", "content": ""}},
-            ]
-            body = "\n".join(map(json.dumps, lines)).encode()
-            hub.answer("POST", "/api/datasets/lab/books/commit/main", body)
+            hub.commit("datasets/lab/books", path="theirs.txt", content="")
 
     hub.commits.on_upload = interfere
     with pytest.raises(ConflictError, match="in the meantime"):
@@ -244,27 +189,208 @@ def test_a_token_is_needed_and_never_shown(
     )
 
 
-@pytest.mark.slow
-def test_a_killed_push_is_completed_by_the_same_command(
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if "pulling" in path.name)
+
+
+def test_a_dry_run_makes_no_folder_and_what_is_there_already_is_verified_and_left(
     hub: HubStub, books: Path, tmp_path: Path
 ) -> None:
-    process: list[subprocess.Popen[bytes]] = []
+    done = push(str(books), BOOKS)
+    looked = pull(BOOKS, str(tmp_path / "back"), dry_run=True)
+    assert (looked.status, looked.commit) == ("would pull", done.commit)
+    assert not (tmp_path / "back").exists()
+    assert left(tmp_path) == []
+    assert pull(BOOKS, str(tmp_path / "back")).files == looked.files
+    before = digests(tmp_path / "back")
+    hub.requests.clear()
+    again = pull(BOOKS, str(tmp_path / "back"))
+    assert again.status == "already there"
+    assert digests(tmp_path / "back") == before
+    assert not [asked for asked in hub.requests if ".npy" in asked]
+    assert left(tmp_path) == []
 
-    def kill(sha256: str) -> None:
-        if len(hub.commits.uploaded) == 3:
-            process[0].send_signal(signal.SIGKILL)
-            raise Answer(500, "", "what comes after the kill is not taken")
 
-    hub.commits.on_upload = kill
-    extra = hub.environment(tmp_path / "home")
-    command = arguments("push", books, BOOKS)
-    with subprocess.Popen(command, env=environment(extra), stderr=subprocess.DEVNULL) as running:
-        process.append(running)
-        assert running.wait(300) == -signal.SIGKILL
-    assert "manifest.json" not in there(hub)
-    hub.commits.on_upload = lambda sha256: None
-    sent = list(hub.commits.uploaded)
-    done = olm_data("push", books, BOOKS, extra=extra)
-    assert done.returncode == 0, done.stderr
-    assert len(set(hub.commits.uploaded)) == len(hub.commits.uploaded) > len(sent)
-    assert pull(BOOKS, str(tmp_path / "back")).digest == Dataset.open(str(books)).digest
+def test_an_output_with_something_else_is_refused_and_stays(
+    hub: HubStub, books: Path, tmp_path: Path
+) -> None:
+    push(str(books), BOOKS)
+    (tmp_path / "back").mkdir()
+    (tmp_path / "back" / "mine.txt").write_text("mine")
+    with pytest.raises(ConflictError, match="something else"):
+        pull(BOOKS, str(tmp_path / "back"))
+    assert digests(tmp_path / "back").keys() == {"mine.txt"}
+    assert left(tmp_path) == []
+
+
+def test_a_missing_part_is_named(hub: HubStub, books: Path, tmp_path: Path) -> None:
+    push(str(books), BOOKS)
+    hub.commit("datasets/lab/books", "deletedFile", path="shard-00001.ends.npy")
+    with pytest.raises(ValidationError, match=r"1 files .* shard-00001\.ends\.npy"):
+        pull(BOOKS, str(tmp_path / "back"))
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "output", "said"),
+    [
+        (BOOKS, "s3://bucket/back", "local folder"),
+        (BOOKS, "/", "root"),
+        (f"{BOOKS}/shard-00000.json", "back", "no address"),
+    ],
+)
+def test_addresses_and_outputs_that_cannot_be(address: str, output: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        pull(address, output)
+
+
+def test_a_client_that_is_told_to_stay_offline_says_so(
+    hub: HubStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = hub.environment(tmp_path / "home") | {"HF_HUB_OFFLINE": "1"}
+    said = olm_data("pull", BOOKS, tmp_path / "back", extra=extra)
+    assert said.returncode == 6, said.stderr
+    assert "unset HF_HUB_OFFLINE" in said.stderr
+
+
+def test_a_repository_without_a_dataset(hub: HubStub, tmp_path: Path) -> None:
+    (hub.root / "datasets/lab/texts").mkdir(parents=True)
+    (hub.root / "datasets/lab/texts/a.txt").write_text("text")
+    with pytest.raises(InputError, match="no dataset in this repository"):
+        pull("hf://datasets/lab/texts", str(tmp_path / "back"))
+
+
+def test_result_on_standard_output_and_the_rest_beside_it(
+    hub: HubStub, books: Path, tmp_path: Path, olm: Olm
+) -> None:
+    looked = olm("push", books, BOOKS, "--dry-run", "--licence", "mit")
+    said = olm("push", books, BOOKS, "--licence", "mit")
+    again = olm("push", books, BOOKS, "--json")
+    back = olm("pull", BOOKS, tmp_path / "back")
+    assert looked.returncode == said.returncode == again.returncode == back.returncode == 0
+    assert looked.stdout.splitlines()[0].endswith("  would push")
+    assert said.stdout.splitlines()[0].endswith("  pushed")
+    assert "not sent    job.json\n" in said.stdout
+    result = json.loads(again.stdout)
+    assert result["status"] == "already there"
+    assert f"next: olm-data pull {BOOKS}@{result['commit']} FOLDER" in said.stderr
+    assert result["digest"] in back.stdout
+    card = (hub.root / "datasets/lab/books/README.md").read_text()
+    assert 'license: "mit"' in card
+
+
+def test_a_file_of_a_branch_is_read_within_its_limit(hub: HubStub, tmp_path: Path) -> None:
+    (hub.root / "models/lab/first").mkdir(parents=True)
+    (hub.root / "models/lab/first/a.txt").write_text("text")
+    place = Repository.parse("hf://lab/first")
+    head = place.required_commit()
+    branch = Branch(place, head, place.files(head), tmp_path)
+    assert branch.read("a.txt", 4) == b"text"
+    assert branch.read("b.txt", 4) is None
+    with pytest.raises(ValidationError, match="at most 3"):
+        branch.read("a.txt", 3)
+    assert Branch(place, None, {}, tmp_path).read("a.txt", 4) is None
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+def test_a_dataset_is_what_its_manifest_names(books: Path, tmp_path: Path) -> None:
+    kind, store = Datasets(), Store(str(books))
+    content = kind.read(store, store.exists)
+    assert content.digest == Dataset.open(str(books)).digest
+    assert content.last == ("manifest.json",)
+    assert {"manifest.json", "tokenizer.json", "validation/manifest.json"} <= content.parts.keys()
+    assert kind.damage(content, quiet) is None
+    shutil.copytree(books, tmp_path / "books")
+    (tmp_path / "books/shard-00000.ends.npy").write_bytes(b"")
+    copy = Store(str(tmp_path / "books"))
+    damage = kind.damage(kind.read(copy, copy.exists), quiet)
+    assert "shard-00000" in damage
+
+
+def test_naming_files_and_targets(books: Path, tmp_path: Path) -> None:
+    kind = Datasets()
+    assert kind.is_naming("validation/plan.json")
+    assert not kind.is_naming("shard-00000.json")
+    assert kind.target(f"{books}/manifest.json") == str(books)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"hf://ORG/NAME"):
+        kind.target(str(tmp_path))
+    empty = Store(str(tmp_path))
+    with pytest.raises(InputError):
+        kind.read(empty, empty.exists)
+
+
+def test_the_parts_are_a_whole_dataset_and_each_is_needed(books: Path, tmp_path: Path) -> None:
+    store = Store(str(books))
+    parts = {**dataset_parts(store, store.exists), MANIFEST: ""}
+    assert not {name for name in parts if name.startswith(("run/", "quarantine/", "."))}
+    for name in parts:
+        place = tmp_path / "copy" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(books / name, place)
+    assert verify(str(tmp_path / "copy")).ok
+    for name in sorted(parts.keys() - {MANIFEST}):
+        (tmp_path / "copy" / name).rename(tmp_path / "aside")
+        assert not verify(str(tmp_path / "copy")).ok, name
+        (tmp_path / "aside").rename(tmp_path / "copy" / name)
+
+
+def test_digests_are_those_of_the_manifest(books: Path) -> None:
+    store = Store(str(books))
+    parts = dataset_parts(store, store.exists)
+    known = {name: sha256 for name, sha256 in parts.items() if sha256}
+    assert {"tokenizer.json", "shard-00000.tokens.npy", "validation/tokenizer.json"} <= known.keys()
+    assert {name: store.sha256(name) for name in known} == known
+
+
+def card(books: Path, before: str | None, licence: str | None = None) -> str | None:
+    return dataset_card(
+        before,
+        manifest=Dataset.open(str(books)).manifest,
+        stats=collect(str(books)),
+        address=BOOKS,
+        licence=licence,
+    )
+
+
+def test_a_new_card_says_digests_counts_sources_and_licence(books: Path) -> None:
+    text, dataset = card(books, None, "cc-by-4.0"), Dataset.open(str(books))
+    front = yaml.safe_load(text.split("---")[1])
+    assert front["license"] == "cc-by-4.0"
+    assert front["configs"][0]["data_files"][0]["path"] == "shard-*.docs.parquet"
+    for part in (
+        dataset.digest,
+        dataset.manifest.tokenizer.sha256,
+        f"{dataset.tokens:,}",
+        "books.jsonl",
+        "cc-by-4.0",
+        f"olm-data pull {BOOKS}",
+    ):
+        assert part in text
+
+
+def test_no_licence_is_made_up(books: Path) -> None:
+    text = card(books, None)
+    assert "license" not in text.split("---")[1]
+    assert "Not stated" in text
+
+
+def test_words_around_our_part_stay(books: Path) -> None:
+    first = card(books, None)
+    mine = first.replace("tags:", "tags:\n- mine").rstrip("\n") + "\n\nMy own words.\n"
+    again = card(books, mine.replace("Sources", "Something old"))
+    assert again == mine
+
+
+@pytest.mark.parametrize("before", ["# Somebody's card\n", ""])
+def test_a_card_that_is_not_ours_is_left(hub: HubStub, books: Path, before: str) -> None:
+    assert card(books, before) is None
+    folder = hub.root / "datasets/lab/books"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text(before)
+    done = push(str(books), BOOKS)
+    assert (folder / "README.md").read_text() == before
+    assert "README.md has no part of ours and is left as it is" in done.notes

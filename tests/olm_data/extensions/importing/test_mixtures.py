@@ -83,6 +83,7 @@ def test_a_blend_without_weights_goes_once_through_each_source() -> None:
     ("raw", "says"),
     [
         (b"", "empty"),
+        (b"\x00\x93\xff 'quote without end", "neither a mixture of OLMo-core"),
         (b"0.5 /a x /b", "not numbers"),
         (b"1 /a 1 /a", "two sources"),
         (b"-1 /a 1 /b", "negative"),

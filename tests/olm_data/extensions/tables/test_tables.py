@@ -1,11 +1,13 @@
-"""CSV and TSV: what the csv module writes, rows that are none, values that are compared."""
+"""Tables: Arrow files of `datasets`, CSV and TSV, arrays of JSON; what is none of them."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +16,27 @@ from support.inputs import lines, write
 from support.reading import read_source, resolve_source
 
 from olm_data.errors import InputError, UsageError
+
+TEXTS = [f"document {k} \u00e9" * (1 + k % 5) for k in range(50)]
+
+
+def test_a_folder_saved_by_datasets_is_read_in_its_own_order(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    folder = tmp_path / "saved"
+    datasets.Dataset.from_dict({"text": TEXTS, "id": list(map(str, range(50)))}).save_to_disk(
+        str(folder), num_shards=3
+    )
+    read = read_source(folder)
+    assert read.texts == TEXTS
+    assert {path for path, _ in read.places} == {f"data-{k:05d}-of-00003.arrow" for k in range(3)}
+
+
+def test_a_folder_of_several_splits_asks_for_one(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    with pytest.raises(InputError, match="several splits"):
+        read_source(tmp_path)
+
 
 # what may stand in a field: quotes, both line ends, separators, no ASCII
 FIELDS = st.text(st.sampled_from('ab"\r\n,;\t \u4f60\u0000'), max_size=12)
@@ -109,3 +132,68 @@ def test_another_delimiter_is_said_and_part_of_the_options(tmp_path: Path) -> No
     for argument, wrong in ((path, ";;"), (path, '"'), (path, ""), (other, ";")):
         with pytest.raises(UsageError, match="a delimiter is one character"):
             read_source(argument, delimiter=wrong)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text('ab"\\{}[],\u4f60', max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab]", max_size=3), inner),
+    max_leaves=6,
+)
+
+
+@QUICK
+@given(
+    rows=st.lists(st.fixed_dictionaries({"text": st.text('ab"\\', max_size=9), "x": VALUES})),
+    indent=st.none() | st.integers(0, 2),
+    chunk=st.sampled_from([1, 2, 7, 1 << 20]),
+)
+def test_a_json_array_is_read_as_the_same_json_lines(
+    tmp_path: Path, rows: list[Any], indent: int | None, chunk: int
+) -> None:
+    import olm_data.extensions.tables.json_array as module
+
+    kept, module._CHUNK = module._CHUNK, chunk
+    try:
+        array = read_source(write(tmp_path / "a.json", json.dumps(rows, indent=indent).encode()))
+    finally:
+        module._CHUNK = kept
+    same = read_source(write(tmp_path / "b.jsonl", lines(rows)))
+    assert (array.texts, len(array.drops)) == (same.texts, len(same.drops))
+    assert [rows[place]["text"] for _, place in array.places] == array.texts
+
+
+def test_elements_that_are_no_records_are_counted_with_their_bytes(tmp_path: Path) -> None:
+    content = b'[{"text": "one"}, 3, "x", {"text": null}, [1], {"text": oops}, {"text": "two"}]\n'
+    read = read_source(write(tmp_path / "a.json", content))
+    assert (read.texts, read.places) == (["one", "two"], [("a.json", 0), ("a.json", 6)])
+    kinds = ["malformed", "malformed", "no_text", "malformed", "malformed"]
+    assert read.reasons == list(zip(kinds, range(1, 6), strict=True))
+    assert read.drops[4].raw == b'{"text": oops}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'[{"text": "x"}',
+        b"[",
+        b'[{"text": "x',
+        b'[{"text": "x"},]',
+        b'[,{"text": "x"}]',
+        b'[{"text": "x"}] {"text": "lost"}',
+        b'[{"text": "x"}}',
+        b'[{"text": "x"}]]',
+    ],
+)
+def test_what_is_no_array_is_refused_and_nothing_of_it_is_lost(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = write(tmp_path / "a.json", content)
+    with pytest.raises(InputError, match="array"):
+        read_source(path)
+
+
+def test_a_json_file_of_lines_stays_json_lines(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", lines([{"text": "one"}, {"text": "two"}]))
+    (file,) = resolve_source([str(path)]).inputs
+    assert (file.format, file.position) == ("jsonl", "byte")
+    assert read_source(path).texts == ["one", "two"]
