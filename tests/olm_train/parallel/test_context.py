@@ -44,7 +44,6 @@ from olm_train.parallel.context import require_tokens_alone
 from olm_train.parallel.mesh import CUT, Mesh
 
 pytestmark = pytest.mark.xdist_group("context")  # its fixtures are made once
-
 Ranks = list[dict[Any, Any]]
 
 
@@ -203,18 +202,22 @@ def test_weights_are_cut_over_ranks_that_share_rows_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "message"),
+    ("heads", "degree", "tp", "message"),
     [
-        ({"n_kv_heads": 2}, {"degree": 4, "exchange": "ulysses"}, "set it to 2, or set"),
-        ({"n_kv_heads": 1}, {"degree": 2, "exchange": "ulysses"}, "exchange: gather"),
+        (2, 4, 1, "set it to 2, or set"),
+        (1, 2, 1, "exchange: gather"),
+        (2, 2, 2, "as many each of 1 heads of keys"),
     ],
 )
 def test_heads_that_cannot_be_dealt_are_refused_with_what_to_set(
-    change: dict[str, Any], options: dict[str, Any], message: str
+    heads: int, degree: int, tp: int, message: str
 ) -> None:
-    model = build_decoder(replace(of("grouped"), **change), device="meta")
+    model = build_decoder(replace(of("grouped"), n_kv_heads=heads), device="meta")
+    config = ContextParallelConfig(degree=degree, exchange="ulysses")
+    if tp > 1:
+        require_tokens_alone(config, model)
     with pytest.raises(UsageError, match=message):
-        require_tokens_alone(ContextParallelConfig(**options), model)
+        require_tokens_alone(config, model, tp)
 
 
 def test_what_needs_whole_documents_on_a_rank_is_refused_by_name() -> None:
