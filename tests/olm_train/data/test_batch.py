@@ -255,7 +255,7 @@ def test_shares_put_together_are_the_micro_batch() -> None:
     assert dealing(whole) is whole
     shares = [ContextShare.take(whole, rank, lambda share: []) for rank in range(4)]
     order = torch.cat([share.own for share in shares])
-    for name in ("input_ids", "labels"):
+    for name in ("input_ids", "labels", "positions"):
         together = torch.cat([getattr(share, name)[0] for share in shares])
         found = torch.empty_like(together).index_copy_(0, order, together)
         assert torch.equal(found, getattr(whole, name).flatten())

@@ -107,18 +107,6 @@ def test_the_state_is_plain_json(lock: Path) -> None:
     assert state["skip"] == [[3, 5]]
 
 
-def test_skipped_rows_are_left_out_the_same_way_for_any_world_size(lock: Path) -> None:
-    skip = [[4, 9], [30, 31], [40, 60]]
-    wanted = [r for r in range(161) if not any(a <= r < b for a, b in skip)]
-    for world in (1, 2, 3):
-        steps = [list(loader(lock, skip=skip, rank=r, world_size=world)) for r in range(world)]
-        seen = [
-            row for ranks in zip(*steps, strict=True) for part in ranks for row in rows_of(part)
-        ]
-        assert seen == wanted[: len(seen)]
-        assert len(wanted) - len(seen) < 12
-
-
 def test_rows_can_be_skipped_when_a_run_is_resumed(lock: Path) -> None:
     first = loader(lock, skip=[[2, 4]])
     iterator = iter(first)
@@ -144,15 +132,6 @@ def test_the_state_of_another_lock_is_refused_and_the_difference_named(
     with pytest.raises(ValidationError, match="another mixture") as caught:
         loader(other).load_state_dict(loader(lock).state_dict())
     assert caught.value.where == "seed: checkpoint has 20260101, this lock has 7"
-
-
-def test_a_position_that_is_no_whole_number_of_steps_is_refused(lock: Path) -> None:
-    batches = loader(lock, rows=12)
-    next(iter(batches))
-    state = batches.state_dict()
-    loader(lock, rows=6).load_state_dict(state)
-    with pytest.raises(UsageError, match="has consumed 12 rows, not a whole number of steps"):
-        loader(lock, rows=8).load_state_dict(state)
 
 
 @pytest.mark.parametrize(

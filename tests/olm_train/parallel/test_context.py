@@ -35,7 +35,6 @@ from support.training import LENGTHS, ROWS, build, watched
 from support.training import assert_alike as assert_near
 
 from olm_data.errors import UsageError
-from olm_train.data.dealing import ContextShare, Dealing
 from olm_train.distributed.world import World
 from olm_train.model.decoder import build_decoder
 from olm_train.model.head import Head
@@ -180,17 +179,6 @@ def test_losses_of_labels_are_shown_as_on_one_rank(ranks: Ranks) -> None:
 
 
 # ---- one process ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("degree", [2, 4])
-def test_positions_of_a_share_are_those_in_the_document(degree: int) -> None:
-    whole = Dealing(degree, (None,))(make_batch(LONG, vocab_size=8))
-    for rank in range(degree):
-        share = ContextShare.take(whole, rank, lambda share: [])
-        places = share.own
-        assert torch.equal(share.positions[0], whole.positions.flatten()[places])
-        assert torch.equal(share.labels[0], whole.labels.flatten()[places])
-        assert torch.equal(share.input_ids[0], whole.input_ids.flatten()[places])
 
 
 def test_weights_are_cut_over_ranks_that_share_rows_too() -> None:
