@@ -158,7 +158,7 @@ def test_a_lock_without_phases_is_the_lock_it_was(locks: tuple[Path, Path]) -> N
 
 
 ROW = 4
-ENDS, LENGTHS = (40, 45, 105, 136), (2, 4, 1, 4)
+ENDS, OF_STAGES = (40, 45, 105, 136), (2, 4, 1, 4)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def lock(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sources,
         stages=[(rows * ROW, weight) for rows, weight in zip(sizes, weights, strict=True)],
         sequence_length=ROW,
-        lengths=LENGTHS,
+        lengths=OF_STAGES,
     )
 
 
@@ -227,7 +227,7 @@ def test_ranks_and_micro_batches_of_every_step_are_those_of_cutting_a_list(
     for step, parts in enumerate(zip(*ranks, strict=True)):
         if step == resume:
             states.append(ranks[0].state_dict())  # of one step more: it was handed out
-        length = LENGTHS[int(np.searchsorted(ENDS, wanted[step][0], side="right"))]
+        length = OF_STAGES[int(np.searchsorted(ENDS, wanted[step][0], side="right"))]
         rows = [row for part in parts for batch in part for row in batch.rows.tolist()]
         assert rows == np.repeat(wanted[step], ROW // length).tolist()
         assert {len(part) for part in parts} == {len(wanted[step]) // unit}
