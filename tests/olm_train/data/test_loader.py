@@ -308,9 +308,9 @@ def test_the_thread_never_runs_further_ahead_than_the_depth(depth):
     def produce() -> Iterator[int]:
         nonlocal made
         for item in range(20):
-            # one item may be in the producer's hands besides the queue
-            assert made <= taken + depth + 1
             made += 1
+            # one item may be in the producer's hands besides those that are ready
+            assert made <= taken + depth + 1
             if made == depth + 1:
                 blocked.set()
             yield item
