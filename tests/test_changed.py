@@ -32,14 +32,14 @@ def graph() -> changed.Graph:
         (
             "olm_data/extensions/stats/command.py",
             "olm_data/extensions/stats/test_text",
-            "olm_train/model/test_rope",
+            "olm_train/model/test_layers",
         ),
         (
             "olm_train/extensions/tracking/wandb.py",
             "olm_train/extensions/tracking/test_wandb",
             "olm_data/order/test_prp",
         ),
-        ("tests/support/s3.py", "olm_data/storage/test_s3", "olm_train/model/test_rope"),
+        ("tests/support/s3.py", "olm_data/storage/test_s3", "olm_train/model/test_layers"),
         # pages, and what stands at the top
         (
             "docs/reference/hugging-face.md",

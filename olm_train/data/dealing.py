@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from typing import Any
 
@@ -225,6 +225,15 @@ def digest_of(batches: Sequence[Batch]) -> str:
     return found.hexdigest()
 
 
+def _shared(whole: Batch, own: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """Return the fields of a micro-batch, those that are by token of a rank's `own` alone."""
+    values = {each.name: getattr(whole, each.name) for each in fields(Batch)}
+    for name in ("input_ids", "labels", "weights"):
+        if values[name] is not None:
+            values[name] = own(values[name])
+    return values
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContextShare(Batch):
     """One rank's tokens of a micro-batch of b rows of S tokens: n = b * S / degree of them.
@@ -260,19 +269,8 @@ class ContextShare(Batch):
         within = torch.arange(size, device=whole.dealt.device)
         places = whole.dealt[:, :, None] * size + within
         own = places[rank].flatten()
-        return cls(
-            input_ids=whole.input_ids.flatten()[own][None],
-            labels=whole.labels.flatten()[own][None],
-            weights=None if whole.weights is None else whole.weights.flatten()[own][None],
-            cu_seqlens=whole.cu_seqlens,
-            max_seqlen=whole.max_seqlen,
-            rows=whole.rows,
-            dealt=whole.dealt,
-            whole=whole,
-            places=places,
-            rank=rank,
-            contexts=contexts,
-        )
+        shared = _shared(whole, lambda x: x.flatten()[own][None])
+        return cls(**shared, whole=whole, places=places, rank=rank, contexts=contexts)
 
     @property
     def own(self) -> Tensor:
@@ -322,19 +320,8 @@ class SequenceSlice(Batch):
             UsageError: the ranks cannot have as many of each row.
         """
         require_equal_parts(whole.input_ids.shape[1], degree, "train_module.tp_config.degree")
-        weights = whole.weights
-        return cls(
-            input_ids=whole.input_ids.chunk(degree, 1)[rank],
-            labels=whole.labels.chunk(degree, 1)[rank],
-            weights=None if weights is None else weights.chunk(degree, 1)[rank],
-            cu_seqlens=whole.cu_seqlens,
-            max_seqlen=whole.max_seqlen,
-            rows=whole.rows,
-            dealt=whole.dealt,
-            whole=whole,
-            rank=rank,
-            degree=degree,
-        )
+        shared = _shared(whole, lambda x: x.chunk(degree, 1)[rank])
+        return cls(**shared, whole=whole, rank=rank, degree=degree)
 
     @property
     def positions(self) -> Tensor:

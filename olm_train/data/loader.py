@@ -19,6 +19,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -118,10 +119,9 @@ class DataLoader(DataLoaderBase):
         dealing: Dealing | None = None,
     ) -> None:
         _check_rank(rank, world_size)
-        self._dealing = dealing
-        self._neighbours = range(rank, rank + 1) if neighbours is None else neighbours
+        neighbours = range(rank, rank + 1) if neighbours is None else neighbours
         if cache is not None:
-            cache = replace(cache, ranks=len(self._neighbours))
+            cache = replace(cache, ranks=len(neighbours))
         self._path = None if isinstance(lock, Lock) else os.fspath(lock)
         self._open: Callable[[Lock | str], RowReader] = partial(
             RowReader, verify=verify, cache=cache
@@ -134,12 +134,13 @@ class DataLoader(DataLoaderBase):
         self.global_batch_size = global_batch_size
         self.rank_microbatch_size = rank_microbatch_size
         self.device = None if device is None else torch.device(device)
-        self._microbatch_rows = rows_of_tokens("rank_microbatch_size", rank_microbatch_size, length)
+        microbatch_rows = rows_of_tokens("rank_microbatch_size", rank_microbatch_size, length)
+        self._part = RankSlice(microbatch_rows, rank, world_size, neighbours, dealing)
         self._steps = Steps(self._reader.total_rows, self.batch_sizes.per(length), skip)
         self.step = 0
         self._waited = 0.0
         self._running: Prefetcher[list[Batch]] | None = None
-        self._items: Iterator[list[Batch]] | None = None
+        self._items: Iterator[list[Batch]] = iter(())
         self._turn: object = None  # of the iterator that may hand out steps
 
     def _read(self, reader: RowReader) -> None:
@@ -166,8 +167,8 @@ class DataLoader(DataLoaderBase):
         longer = as_far_as_there(self.lock)
         if longer is self.lock:
             line = waiting.line()
-            time.sleep(LOOK_SECONDS)
-            self._waited += LOOK_SECONDS
+            with self._waits():
+                time.sleep(LOOK_SECONDS)
             return None, line
         publish_arrived(longer)
         if self._path is not None:
@@ -231,7 +232,16 @@ class DataLoader(DataLoaderBase):
     @property
     def data_wait_seconds(self) -> float:
         """Seconds callers have waited for batches so far."""
-        return self._waited + (self._running.wait_seconds if self._running else 0.0)
+        return self._waited
+
+    @contextmanager
+    def _waits(self) -> Iterator[None]:
+        """Around a wait of the caller: counts its seconds."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._waited += time.perf_counter() - begun
 
     def rows_of_step(self, step: int) -> NDArray[np.int64]:
         """Return the global rows int64 [G] of a step over all ranks, in order."""
@@ -251,8 +261,8 @@ class DataLoader(DataLoaderBase):
         """
         unit = self.world_size * self.rank_microbatch_size
         who = f"{self.world_size} ranks"
-        if self._dealing is not None:
-            who = f"{self.world_size} times {self._dealing.degree} ranks that share them"
+        if (dealing := self._part.dealing) is not None:
+            who = f"{self.world_size} times {dealing.degree} ranks that share them"
         for steps, size in self.batch_sizes.of_one_size(range(first, max(first + 1, self.steps))):
             if size % unit:
                 since = f" from step {steps.start + 1:,}" if self.batch_sizes.changes else ""
@@ -279,21 +289,16 @@ class DataLoader(DataLoaderBase):
 
     def _begin(self) -> None:
         """Begin to read the steps whose rows are there."""
-        items = read_steps(
+        self._items = read_steps(
             self._reader,
             self._steps,
             range(self.step, self._steps_there),
-            RankSlice(
-                self._microbatch_rows, self.rank, self.world_size, self._neighbours, self._dealing
-            ),
+            self._part,
             self.phases(),
             pin=self.device is not None and self.device.type == "cuda",
         )
         if self.prefetch:
-            items = self._running = Prefetcher(items, self.prefetch)
-        else:
-            items = self._timed(items)
-        self._items = items
+            self._items = self._running = Prefetcher(self._items, self.prefetch)
 
     def state_dict(self) -> JsonObject:
         """Return the state after the last step handed out: JSON values only.
@@ -367,7 +372,8 @@ class DataLoader(DataLoaderBase):
 
     def ready(self, seconds: float) -> bool:
         """Wait up to `seconds` for the thread's next step; True where there is no thread."""
-        return self._running is None or self._running.ready(seconds)
+        with self._waits():
+            return self._running is None or self._running.ready(seconds)
 
     def leave_out(self, rows: Iterable[Range]) -> None:
         """Add ranges of global rows to `skip`; `load_state_dict` then says where it goes on.
@@ -381,10 +387,9 @@ class DataLoader(DataLoaderBase):
 
     def close(self) -> None:
         """Stop the background thread; the state stays and the loader can be iterated again."""
-        self._items = self._turn = None
+        self._items, self._turn = iter(()), None
         if self._running is not None:
             self._running.close()
-            self._waited += self._running.wait_seconds
             self._running = None
         if self._reader.remote is not None:
             self._reader.remote.close()
@@ -413,7 +418,9 @@ class DataLoader(DataLoaderBase):
                 )
             if self.step >= self.steps:
                 break
-            if self._items is None or (batches := next(self._items, None)) is None:
+            with self._waits():
+                batches = next(self._items, None)
+            if batches is None:
                 self._arrive()
                 continue
             if self.device is not None:
@@ -422,16 +429,6 @@ class DataLoader(DataLoaderBase):
             yield batches
         if self.rank == 0 and (rest := self.left_over()):
             log.warning("the schedule ended after %d steps; %s", self.steps, rest)
-
-    def _timed(self, items: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
-        """Pass items on and count the seconds spent waiting for them."""
-        while True:
-            begun = time.perf_counter()
-            batches = next(items, None)
-            self._waited += time.perf_counter() - begun
-            if batches is None:
-                return
-            yield batches
 
 
 class EvalLoader:
@@ -479,9 +476,10 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self.close()
-        self._running = Prefetcher(
-            _read_evaluation(self._rows, self._first, self._size, self._batches), _EVAL_AHEAD
-        )
+        rows, size, stop = self._rows, self._size, self._first + self._batches * self._size
+        firsts = range(self._first, stop, size)
+        batches = (Batch.from_rows(rows.read(np.arange(at, at + size))) for at in firsts)
+        self._running = Prefetcher(batches, _EVAL_AHEAD)
         return self._running
 
     def close(self) -> None:
@@ -491,14 +489,8 @@ class EvalLoader:
             self._running = None
 
 
-# The background thread runs `read_steps` and this generator. They hold what they read from, and
-# never the loader: a loader nobody holds is collected, and its thread ends.
-
-
-def _read_evaluation(rows: DatasetRows, first: int, size: int, count: int) -> Iterator[Batch]:
-    """Read `count` batches of `size` rows from row `first` on."""
-    for begin in range(first, first + count * size, size):
-        yield Batch.from_rows(rows.read(np.arange(begin, begin + size)))
+# The background thread runs `read_steps`, or the generator above. They hold what they read from,
+# and never the loader: a loader nobody holds is collected, and its thread ends.
 
 
 def _check_rank(rank: int, world_size: int) -> None:

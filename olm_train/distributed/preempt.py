@@ -107,14 +107,9 @@ class Preempted(Exception):
         super().__init__(f"{request} at step {step}")
 
     @property
-    def signal_number(self) -> int:
-        """The signal, or what stands for one."""
-        return self.request.code
-
-    @property
     def exit_code(self) -> int:
         """75 (requeue), or 130 after an interrupt from the keyboard."""
-        return exit_code_of(self.signal_number)
+        return exit_code_of(self.request.code)
 
 
 class Preemption:

@@ -90,7 +90,9 @@ def recorded_threads(config: Path) -> int | None:
 
 def _cores(root: Path = SYSTEM) -> int:
     """Return the cores of this process's affinity; threads of one core count once."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(_count())
+    allowed = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
     cores = set()
     for number in allowed:
         siblings = root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list"
@@ -99,7 +101,3 @@ def _cores(root: Path = SYSTEM) -> int:
         except OSError:
             cores.add(str(number))
     return max(1, len(cores))
-
-
-def _count() -> int:
-    return os.cpu_count() or 1

@@ -125,7 +125,7 @@ def _meet(
     try:
         met.wait([_OUTCOME], timeout)
     except dist.DistStoreError as error:
-        missing = [str(r) for r in range(size) if not met.check([_rank(r)])]
+        missing = [str(r) for r in range(size) if not met.check([f"rank {r}"])]
         _leave(met, number, met.add("processes", 0) if hosts else 0)
         shown = ", ".join(missing[:16]) + (", ..." if len(missing) > 16 else "")
         raise ResourceError(
@@ -150,7 +150,7 @@ def _arrive(met: dist.Store, rank: int, size: int) -> str | None:
     told = bytes(met.compare_set("size", "", str(size))).decode()
     if told != str(size):
         return f"rank {rank} was told of {size} ranks, another one of {told}"
-    if met.add(_rank(rank), 1) > 1:
+    if met.add(f"rank {rank}", 1) > 1:
         return f"rank {rank} was started twice"
     if met.add("here", 1) == size:
         met.compare_set(_OUTCOME, "", _ALL_HERE.decode())
@@ -167,10 +167,6 @@ def _leave(met: dist.Store, number: int, others: int) -> None:
         met.set(f"left {number}", "")
         if others:
             met.wait([f"left {n}" for n in range(1, others + 1)], FAREWELL)
-
-
-def _rank(rank: int) -> str:
-    return f"rank {rank}"
 
 
 Result = TypeVar("Result")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from olm_train.model.attention_backend import pairs_of
 from olm_train.model.config import DecoderConfig
 
 if TYPE_CHECKING:
@@ -45,11 +46,7 @@ def num_flops_per_token(config: DecoderConfig, *, pairs_per_token: float) -> flo
 
 def document_pairs(config: DecoderConfig, length: int) -> float:
     """Query-key pairs of a document of `length` tokens, mean over the layers."""
-    total = 0
-    for window, layers in Counter(config.windows).items():
-        seen = length if window is None else min(window, length)
-        total += layers * (seen * (seen + 1) // 2 + (length - seen) * seen)
-    return total / config.n_layers
+    return sum(pairs_of(length, window) for window in config.windows) / config.n_layers
 
 
 def flops_of_steps(config: DecoderConfig, loader: DataLoader, steps: range) -> float:

@@ -81,10 +81,8 @@ def choose(
     """
     if machine.world_size == 1:
         return module, [f"parallel: {goal}: one rank, nothing to share"]
-    run, room = (
-        SharedRun(model, module, machine, sequence_lengths, micro_batches),
-        machine.room(goal),
-    )
+    run = SharedRun(model, module, machine, sequence_lengths, micro_batches)
+    room = machine.room(goal)
     ways = run.ways(module)
     tried, notes = [way for way in ways if not way.offloaded], list[str]()
     for more in range(1, 1 + len(run.free)):

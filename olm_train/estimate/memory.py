@@ -63,11 +63,6 @@ class Memory:
         """All components at once, an upper bound: not all of them peak at the same moment."""
         return sum(self.by_component().values())
 
-    @property
-    def fixed(self) -> int:
-        """What does not depend on the micro-batch."""
-        return self.weights + self.gradients + self.optimizer + self.gathered
-
     def by_component(self) -> dict[str, int]:
         """Return bytes by component, in the order of the attributes."""
         return dataclasses.asdict(self)
@@ -180,11 +175,10 @@ class TrainingTensors:
         # The logits are gone when a block is recomputed.
         again = microbatch * (per_block - block_input) if kept < 1 else 0
         here = 0 if offload else 1
+        part = here * FP32 * sum(own.values())
         return Memory(
-            weights=here * FP32 * sum(own.values()),
-            gradients=FP32 * sum(whole.values())
-            if accumulates
-            else here * FP32 * sum(own.values()),
+            weights=part,
+            gradients=FP32 * sum(whole.values()) if accumulates else part,
             optimizer=here
             * sum(
                 same * own[name] // math.prod(self.parameters[name]) + other

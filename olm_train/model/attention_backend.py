@@ -27,6 +27,12 @@ MAX_DOCUMENTS = 65_535
 """Documents that kernels without a mask take at once: CUDA's limit of a grid in y and z."""
 
 
+def pairs_of(length: int, window: int | None) -> int:
+    """Return the query-key pairs of a document of `length` tokens."""
+    seen = length if window is None else min(window, length)
+    return seen * (seen + 1) // 2 + (length - seen) * seen
+
+
 class Queries(NamedTuple):
     """The queries of a rank that has some chunks of a micro-batch of T tokens, and all its keys.
 

@@ -69,26 +69,25 @@ class DenseDocuments:
         return torch.cat(out, dim=1).view_as(q)
 
 
-def _sdpa_prepare(layout: DocumentLayout) -> DenseDocuments | Tensor | None:
+def _mask(layout: DocumentLayout) -> Tensor | None:
+    """Return which keys each query sees, bool; None: all before it."""
     if layout.queries is not None:
         return layout.queries.mask(layout.window)
-    doc_start, window = layout.doc_start, layout.window
-    if doc_start is None:
-        return None
-    if doc_start.is_cpu and not torch.compiler.is_compiling():
-        documents = DenseDocuments(doc_start, window)
+    return None if layout.doc_start is None else block_causal_mask(layout.doc_start, layout.window)
+
+
+def _sdpa_prepare(layout: DocumentLayout) -> DenseDocuments | Tensor | None:
+    start = layout.doc_start if layout.queries is None else None
+    if start is not None and start.is_cpu and not torch.compiler.is_compiling():
+        documents = DenseDocuments(start, layout.window)
         if documents.worth_it:
             return documents
-    return block_causal_mask(doc_start, window)
+    return _mask(layout)
 
 
 def _math_prepare(layout: DocumentLayout) -> Tensor | None:
-    if layout.queries is not None:
-        mask = layout.queries.mask(layout.window)
-    elif layout.doc_start is None:
+    if (mask := _mask(layout)) is None:
         return None
-    else:
-        mask = block_causal_mask(layout.doc_start, layout.window)
     return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 

@@ -95,9 +95,7 @@ def _for_device(function: Callable[..., Any], device: torch.device) -> Callable[
     return _compiled(function)
 
 
-@cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return CompiledByKind(function)
+_compiled = cache(CompiledByKind)
 
 
 def _refusal(use: Use) -> BackendRefusal | None:

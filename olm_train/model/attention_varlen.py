@@ -39,23 +39,16 @@ class Offsets(NamedTuple):
     """The context of a layer: the documents' offsets, the layer's window in tokens, the kernel.
 
     The kernel is looked up here, outside the blocks: compiled, they could not look at signatures.
-    `cu_keys` are the offsets of the keys where these are others, with at most `max_keys` for a
-    document: its last query sees its last key.
+    `cu_keys` are the offsets of the keys, with at most `max_keys` for a document: its last query
+    sees its last key.
     """
 
     cu_seqlens: Tensor
     max_seqlen: int
+    cu_keys: Tensor
+    max_keys: int
     window: int | None
-    kernel: Kernel | None = None
-    cu_keys: Tensor | None = None
-    max_keys: int | None = None
-
-    @property
-    def of_keys(self) -> tuple[Tensor, int]:
-        """Offsets of the keys, and the most keys of a document."""
-        if self.cu_keys is None or self.max_keys is None:
-            return self.cu_seqlens, self.max_seqlen
-        return self.cu_keys, self.max_keys
+    kernel: Kernel
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -68,9 +61,9 @@ def varlen_kernel(varlen_attn: Callable[..., Any]) -> Kernel:
 
     def attend(q: Tensor, k: Tensor, v: Tensor, at: Offsets, scores: Scores) -> Tensor:
         assert scores.softcap is None, "refused before"
-        (ends, longest), (key_ends, most) = (at.cu_seqlens, at.max_seqlen), at.of_keys
         options = {"scale": scores.scale, "enable_gqa": q.shape[1] != k.shape[1]}
-        return varlen_attn(q, k, v, ends, key_ends, longest, most, window_size=at.reach, **options)
+        ends = (at.cu_seqlens, at.cu_keys, at.max_seqlen, at.max_keys)
+        return varlen_attn(q, k, v, *ends, window_size=at.reach, **options)
 
     return attend
 
@@ -83,15 +76,14 @@ def flash_kernel(flash_attn_varlen_func: Callable[..., Any]) -> Kernel:
 
     def attend(q: Tensor, k: Tensor, v: Tensor, at: Offsets, scores: Scores) -> Tensor:
         capped = {} if scores.softcap is None else {"softcap": scores.softcap}
-        key_ends, most = at.of_keys
         out = flash_attn_varlen_func(
             q,
             k,
             v,
             cu_seqlens_q=at.cu_seqlens,
-            cu_seqlens_k=key_ends,
+            cu_seqlens_k=at.cu_keys,
             max_seqlen_q=at.max_seqlen,
-            max_seqlen_k=most,
+            max_seqlen_k=at.max_keys,
             softmax_scale=scores.scale,
             causal=True,
             window_size=at.reach,
@@ -128,7 +120,6 @@ class Chunks(NamedTuple):
                 cu_seqlens=(ends - start).clamp(0, size),
                 max_seqlen=min(size, whole.max_seqlen),
                 cu_keys=torch.clamp(ends, min=span[0], max=span[1]),
-                max_keys=whole.max_seqlen,
             )
             for start, span in zip(starts, spans, strict=True)
         ]
@@ -139,7 +130,6 @@ class Chunks(NamedTuple):
         parts = q.chunk(len(self.of_chunks))
         out = []
         for part, at, span in zip(parts, self.of_chunks, self.spans, strict=True):
-            assert at.kernel is not None
             keys, values = (_Within.apply(x, span) for x in (k, v))  # type: ignore[no-untyped-call]
             out.append(at.kernel(part, keys, values, at, scores))
         return torch.cat(out)
@@ -185,7 +175,8 @@ def kernel_backend(
                 why="a launch with more blocks than a grid may have fails",
                 fix="lower it: the global batch stays what it is; or set model.attention=flex",
             )
-        whole = Offsets(cu_seqlens, max_seqlen, layout.window, load())
+        ends = (cu_seqlens, max_seqlen)
+        whole = Offsets(*ends, *ends, layout.window, load())
         return whole if layout.queries is None else Chunks.of(layout.queries, whole)
 
     def attend(
@@ -195,7 +186,6 @@ def kernel_backend(
         if isinstance(context, Chunks):
             out = context.attend(q_flat, k_flat, v_flat, scores)
         else:
-            assert context.kernel is not None
             out = context.kernel(q_flat, k_flat, v_flat, context, scores)
         return out.unflatten(0, q.shape[:2])  # [b, S, H, D]
 

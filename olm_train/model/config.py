@@ -70,12 +70,9 @@ class DecoderConfig(Sizes):
         self.attention.check(self)
         self.feed_forward.check(self)
         self.positions.check(self, windowed=self.attention.sliding_window is not None)
-        for name, own, ours in (
-            ("attention", self.attention, AttentionConfig),
-            ("block", self.block, BlockConfig),
-        ):
+        for name, ours in (("attention", AttentionConfig), ("block", BlockConfig)):
             require(
-                type(own) is ours or self.parametrization == "sp",
+                type(getattr(self, name)) is ours or self.parametrization == "sp",
                 name,
                 f"a part of your own does not know what {self.parametrization} multiplies",
             )

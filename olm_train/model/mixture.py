@@ -16,7 +16,7 @@ checkpointing, which computes a layer twice, counts once. What follows for a ste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -24,12 +24,12 @@ import torch
 import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from olm_data.config.convert import Config
 from olm_data.config.hints import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from olm_train.model.feed_forward import FeedForwardPart, GatedFeedForward, SwiGLUConfig
 from olm_train.model.part import FP32, Params, Saved, Sizes, require
+from olm_train.model.shards import at_home
 from olm_train.model.tap import NO_TAP, Tap
 
 ALIGNED = 8
@@ -121,15 +121,12 @@ class Experts(nn.Module):
             x: rows of the first expert, then those of the next.
             ends: int32 [E], where each expert's rows end.
         """
-        w_gate_up, w_down = (w.to(x.dtype).transpose(1, 2) for w in self._own())
+        # where experts are dealt to ranks, of the first E of this one
+        whole = (self.w_gate_up, self.w_down)
+        w_gate_up, w_down = (at_home(w).to(x.dtype).transpose(1, 2) for w in whole)
         both = F.grouped_mm(x, w_gate_up, offs=ends)
         gate, up = both.chunk(2, dim=-1)  # each [N, hidden_size]
         return F.grouped_mm(F.silu(gate) * up, w_down, offs=ends)
-
-    def _own(self) -> Iterator[Tensor]:
-        """Give the weights of the experts of this rank: where they are dealt, of the first E."""
-        for weight in (self.w_gate_up, self.w_down):
-            yield weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def _all_here(experts: Experts, rows: Tensor, counts: Tensor) -> Tensor:

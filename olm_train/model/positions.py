@@ -11,13 +11,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
 
 from olm_data.config.convert import Config
-from olm_data.config.hints import PositiveFloat
 from olm_train.model.layers import Embedding
 from olm_train.model.part import FP32, Depth, Sizes, Vocabulary, require
 from olm_train.model.rope import Rope, RopeScaling
+
+Base = Annotated[float, Meta(gt=1)]
+"""Of wave lengths: each is longer than the one before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +74,13 @@ class RoPEConfig(PositionsPart):
     """
 
     name: Literal["rope"] = "rope"
-    theta: PositiveFloat = 10_000.0
-    theta_windowed: PositiveFloat | None = None
+    theta: Base = 10_000.0
+    theta_windowed: Base | None = None
     scaling: RopeScaling | None = None
     scaling_windowed: bool = True
     no_rope_layer_interval: Depth | None = None
 
     rotates = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, theta in (("theta", self.theta), ("theta_windowed", self.theta_windowed)):
-            require(theta is None or theta > 1, name, "must be more than 1")
 
     def check(self, sizes: Sizes, *, windowed: bool) -> None:
         require(sizes.head_size % 2 == 0, "head_dim", f"{sizes.head_size} is odd; RoPE pairs")

@@ -94,7 +94,30 @@ def _family(
     }
 
 
-_GPT2 = _family(
+_OURS = {
+    # Nominal: within a tenth, the name lies between the parameters without embeddings and the
+    # parameters with a tied table of 50,304 entries.
+    "olm-1m": _shape(5, 128, 1),  # heads of 128: bits per byte for the time, see benchmarks/LOG.md
+    "olm-4m": _shape(5, 256, 2, n_kv_heads=1),
+    "olm-10m": _shape(8, 320, 5),
+    "olm-30m": _shape(9, 512, 8),
+    "olm-60m": _shape(12, 640, 10),
+    "olm-125m": _shape(12, 768, 12),
+    "olm-350m": _shape(24, 1024, 8),
+    "olm-760m": _shape(24, 1536, 12),
+    "olm-1b": _shape(16, 2048, 16, n_kv_heads=8, hidden_size=8192, positions={"theta": 500_000.0}),
+    "olm-moe-4m": _shape(4, 128, 1, feed_forward={
+        "name": "moe", "n_experts": 16, "top_k": 2, "hidden_size": 128, "normalize_scores": True,
+    }),
+}  # fmt: skip
+
+PRESETS = {
+    name: Preset(fields=fields, vocab_size=50_304, sequence_length=2048)
+    for name, fields in _OURS.items()
+}
+"""By name, ours first."""
+
+PRESETS |= _family(
     "openai-community/{}",
     {
         "positions": {"name": "learned", "max_positions": 1024},
@@ -111,7 +134,7 @@ _GPT2 = _family(
     vocab_size=50_257, sequence_length=1024,
 )  # fmt: skip
 
-_LLAMA2 = _family(
+PRESETS |= _family(
     "meta-llama/Llama-2-{}-hf",
     {"norm": {"eps": 1e-5}},
     {
@@ -126,7 +149,7 @@ _LLAMA2 = _family(
     vocab_size=32_000,
 )
 
-_LLAMA3 = _family(
+PRESETS |= _family(
     "meta-llama/Meta-Llama-3-{}",
     {"norm": {"eps": 1e-5}, "positions": {"theta": 500_000.0}, "n_kv_heads": 8},
     {
@@ -136,7 +159,7 @@ _LLAMA3 = _family(
     vocab_size=128_256, sequence_length=8192,
 )  # fmt: skip
 
-_LLAMA32 = _family(
+PRESETS |= _family(
     "meta-llama/Llama-3.2-{}",
     {
         "norm": {"eps": 1e-5}, "n_kv_heads": 8, "feed_forward": {"hidden_size": 8192},
@@ -159,7 +182,7 @@ _OLMO: Fields = {
 _OLMO_7B = _shape(32, 4096, 32, hidden_size=11_008)
 _OLMO_32B = _shape(64, 5120, 40, n_kv_heads=8, hidden_size=27_648)
 
-_OLMO2 = _family(
+PRESETS |= _family(
     "allenai/OLMo-2-{}",
     _OLMO,
     {
@@ -173,7 +196,7 @@ _OLMO2 = _family(
 
 # As pre-trained on rows of 8,192 tokens; the published long-context stage adds scaling:
 # {name: yarn, factor: 8, old_context_len: 8192} on the layers without a window.
-_OLMO3 = _family(
+PRESETS |= _family(
     "allenai/Olmo-3-1025-{}",
     {**_OLMO, "attention": {"qk_norm": "full", "sliding_window": [4096, 4096, 4096, -1]}},
     {"olmo3-7b": ("7B", _OLMO_7B, 7_298_011_136), "olmo3-32b": ("32B", _OLMO_32B, 32_233_522_176)},
@@ -181,7 +204,7 @@ _OLMO3 = _family(
 )  # fmt: skip
 
 _TIED = {"head": {"tied": True}}
-_QWEN3 = _family(
+PRESETS |= _family(
     "Qwen/Qwen3-{}-Base",
     {
         "attention": {"qk_norm": "head"}, "positions": {"theta": 1_000_000.0}, "n_kv_heads": 8,
@@ -198,7 +221,7 @@ _QWEN3 = _family(
     vocab_size=151_936,
 )  # fmt: skip
 
-_OLMOE = _family(
+PRESETS |= _family(
     "allenai/OLMoE-1B-7B-{}",
     {"norm": {"eps": 1e-5}, "attention": {"qk_norm": "full"}},
     {
@@ -215,7 +238,7 @@ _OLMOE = _family(
 )  # fmt: skip
 
 # Their weight of the balance, 0.001, is of shares of tokens: of slots it is 8 times that.
-_QWEN3_MOE = _family(
+PRESETS |= _family(
     "Qwen/Qwen3-{}",
     {
         "attention": {"qk_norm": "head"}, "positions": {"theta": 1_000_000.0}, "n_kv_heads": 4,
@@ -233,39 +256,6 @@ _QWEN3_MOE = _family(
     },
     vocab_size=151_936,
 )  # fmt: skip
-
-_OURS = {
-    # Nominal: within a tenth, the name lies between the parameters without embeddings and the
-    # parameters with a tied table of 50,304 entries.
-    "olm-1m": _shape(5, 128, 1),  # heads of 128: bits per byte for the time, see benchmarks/LOG.md
-    "olm-4m": _shape(5, 256, 2, n_kv_heads=1),
-    "olm-10m": _shape(8, 320, 5),
-    "olm-30m": _shape(9, 512, 8),
-    "olm-60m": _shape(12, 640, 10),
-    "olm-125m": _shape(12, 768, 12),
-    "olm-350m": _shape(24, 1024, 8),
-    "olm-760m": _shape(24, 1536, 12),
-    "olm-1b": _shape(16, 2048, 16, n_kv_heads=8, hidden_size=8192, positions={"theta": 500_000.0}),
-    "olm-moe-4m": _shape(4, 128, 1, feed_forward={
-        "name": "moe", "n_experts": 16, "top_k": 2, "hidden_size": 128, "normalize_scores": True,
-    }),
-}  # fmt: skip
-
-PRESETS: dict[str, Preset] = {
-    **{
-        name: Preset(fields=fields, vocab_size=50_304, sequence_length=2048)
-        for name, fields in _OURS.items()
-    },
-    **_GPT2,
-    **_LLAMA2,
-    **_LLAMA3,
-    **_LLAMA32,
-    **_OLMO2,
-    **_OLMO3,
-    **_QWEN3,
-    **_OLMOE,
-    **_QWEN3_MOE,
-}
 
 
 def preset_fields(name: str) -> Fields:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from olm_data.config.convert import Config
 from olm_data.config.hints import PositiveInt
-from olm_data.errors import UsageError
+from olm_train.model.part import require
 from olm_train.model.precision import at_least_fp32, wide
 
 Longer = Annotated[float, Meta(ge=1)]
@@ -66,11 +66,11 @@ class Llama3Scaling(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.low_freq_factor < self.high_freq_factor:
-            raise UsageError(
-                "lies between 0 and high_freq_factor",
-                where="low_freq_factor",
-            )
+        require(
+            0 < self.low_freq_factor < self.high_freq_factor,
+            "low_freq_factor",
+            "lies between 0 and high_freq_factor",
+        )
 
     def scale(self, frequencies: Tensor, theta: float) -> Tensor:
         """Divide by the factor with a weight that falls from 1 (long waves) to 0 (short waves)."""
@@ -100,8 +100,8 @@ class YaRNScaling(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.beta_slow < self.beta_fast:
-            raise UsageError("lies between 0 and beta_fast", where="beta_slow")
+        slow, fast = self.beta_slow, self.beta_fast
+        require(0 < slow < fast, "beta_slow", "lies between 0 and beta_fast")
 
     @property
     def attention_factor(self) -> float:
@@ -123,11 +123,8 @@ class YaRNScaling(Config):
 
     def _pair(self, turns: float, head_dim: int, theta: float) -> float:
         """Number of the pair that turns `turns` times in the old context."""
-        return (
-            head_dim
-            * math.log(self.old_context_len / (2 * math.pi * turns))
-            / (2 * math.log(theta))
-        )
+        waves = self.old_context_len / (2 * math.pi * turns)
+        return head_dim * math.log(waves) / (2 * math.log(theta))
 
 
 RopeScaling = PositionInterpolation | Llama3Scaling | YaRNScaling

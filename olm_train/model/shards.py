@@ -69,9 +69,14 @@ CUT_TENSORS = (
 """Names of parameters that tensor parallelism cuts end so, with a dot in front."""
 
 
+def at_home(tensor: Tensor) -> Tensor:
+    """Return this rank's elements, as a step computes with them."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's elements, sharing their memory."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+    return at_home(tensor).detach()
 
 
 Where = tuple[slice, ...]

@@ -34,7 +34,8 @@ def begun_feed_forward(dense: DecoderConfig) -> JsonObject:
     """
     layer = dense.feed_forward
     if not isinstance(layer, SwiGLUConfig) or layer.bias:
-        said = f"{getattr(layer, 'name', type(layer).__name__)}{' with biases' * _biased(layer)}"
+        name, biased = getattr(layer, "name", type(layer).__name__), getattr(layer, "bias", False)
+        said = f"{name}{' with biases' * bool(biased)}"
         raise UsageError(
             f"the feed-forward layer of the weights is {said}",
             where=OPTION,
@@ -42,10 +43,6 @@ def begun_feed_forward(dense: DecoderConfig) -> JsonObject:
             fix="begin with another model, or leave load_upcycle out",
         )
     return {"name": "moe", "hidden_size": layer.width(dense)}
-
-
-def _biased(layer: object) -> bool:
-    return bool(getattr(layer, "bias", False))
 
 
 def refuse_unequal(dense: DecoderConfig, config: DecoderConfig) -> None:

@@ -34,7 +34,7 @@ class _AdamConfig(OptimConfig):
     fused: bool | None = None
     dtype: MomentDtype = "float32"
 
-    kind: ClassVar[type[torch.optim.Adam]]
+    kind: ClassVar[type[torch.optim.Adam]] = torch.optim.AdamW
     half: ClassVar[type[HalfAdam]] = HalfAdamW
     group_options = ("betas", "eps")
 
@@ -60,7 +60,6 @@ class AdamWConfig(_AdamConfig):
     """AdamW: weights decay beside the gradient."""
 
     name: Literal["adamw"] = "adamw"
-    kind: ClassVar[type[torch.optim.Adam]] = torch.optim.AdamW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,7 @@ class AdamConfig(_AdamConfig):
     """Adam: weight decay is a part of the gradient, as in the paper's time."""
 
     name: Literal["adam"] = "adam"
-    kind: ClassVar[type[torch.optim.Adam]] = torch.optim.Adam
+    kind = torch.optim.Adam
     half = HalfAdam
 
     def _gains(self, model: nn.Module) -> Mapping[str, float]:
@@ -82,7 +81,6 @@ class SkipStepAdamWConfig(SkipStepOptions, _AdamConfig):
     """AdamW that leaves out a step whose loss or gradient norm is a spike."""
 
     name: Literal["skip_step_adamw"] = "skip_step_adamw"
-    kind: ClassVar[type[torch.optim.Adam]] = torch.optim.AdamW
 
     def __post_init__(self) -> None:
         super().__post_init__()

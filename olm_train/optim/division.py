@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -274,12 +275,12 @@ class Division:
     ) -> tuple[Tensor, Callable[[], object]]:
         given = torch.cat(parts) if parts else self._like
         if self.grid.shards == 1:
-            return given, _nothing
+            return given, _wait
         taken = self._like.new_empty(sum(received))
         work = dist.all_to_all_single(
             taken, given, received, sent, group=self.grid.shard_group, async_op=True
         )
-        return taken, _Kept(work, given)
+        return taken, partial(_wait, work, given)
 
     def _all_gather(
         self, mine: Tensor, items: list[int | None]
@@ -287,7 +288,7 @@ class Division:
         """Return the elements a replica has room for, those of all replicas, and how to wait."""
         grid = self.grid
         if grid.replicas == 1:
-            return mine.numel(), mine, _nothing
+            return mine.numel(), mine, _wait
         length = max(
             sum(self._size(self.made, item, grid.shard) for item in items[at : at + grid.shards])
             for at in range(0, grid.size, grid.shards)
@@ -297,21 +298,13 @@ class Division:
         taken = mine.new_empty(grid.replicas * length)
         parts = list(taken.view(grid.replicas, length))
         work = dist.all_gather(parts, padded, group=grid.replica_group, async_op=True)
-        return length, taken, _Kept(work, padded)
+        return length, taken, partial(_wait, work, padded)
 
 
-class _Kept:
-    """Waits for an exchange; what it sends is kept until then."""
-
-    def __init__(self, work: dist.Work, given: Tensor) -> None:
-        self._work, self._given = work, given
-
-    def __call__(self) -> object:
-        return self._work.wait()
-
-
-def _nothing() -> None:
-    """There is no exchange to wait for."""
+def _wait(work: dist.Work | None = None, kept: Tensor | None = None) -> None:
+    """Wait for an exchange, if there is one; what it sends is kept until then."""
+    if work is not None:
+        work.wait()
 
 
 @dataclass(frozen=True)

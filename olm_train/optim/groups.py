@@ -85,9 +85,7 @@ def parameter_groups(
         group = groups[2 * owner.get(name, 0) + (not decays)]
         group["params"].append(parameter)
         group["names"].append(name)
-    groups = [group for group in groups if group["params"]]
-    check_claims(model, groups)
-    return groups
+    return [group for group in groups if group["params"]]
 
 
 def apart(
@@ -109,24 +107,6 @@ def device_of(groups: Sequence[ParamGroup]) -> torch.device:
         parameter.device for group in groups for parameter in group["params"]
     ]
     return next((device for device in devices if device.type != "meta"), devices[0])
-
-
-def check_claims(model: nn.Module, groups: list[ParamGroup]) -> None:
-    """Check that each trainable parameter stands in exactly one group.
-
-    Raises:
-        ValueError: names the parameters claimed by none or by several groups, or unknown.
-    """
-    wanted = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    claimed = [name for group in groups for name in group["names"]]
-    wrong = {
-        "claimed by no group": wanted - set(claimed),
-        "claimed more than once": {name for name in claimed if claimed.count(name) > 1},
-        "not a trainable parameter": set(claimed) - wanted,
-    }
-    found = [f"{what}: {', '.join(sorted(names))}" for what, names in wrong.items() if names]
-    if found:
-        raise ValueError("optimiser groups do not cover the model: " + "; ".join(found))
 
 
 def _owners(names: Sequence[str], overrides: Sequence[GroupOverride]) -> dict[str, int]:

@@ -220,14 +220,13 @@ class Sequential(LRSchedule):
         part = max(i for i, start in enumerate(starts) if start < max(at, 1))
         stop = starts[part + 1] if part + 1 < len(starts) else end
         peak = 1.0
-        for number, (before, length) in enumerate(zip(self.schedulers, self.lengths, strict=False)):
-            if number == part:
-                break
+        parts = zip(self.schedulers[:part], self.lengths, strict=False)
+        for number, (before, length) in enumerate(parts, 1):
             peak *= before.lr_factor(length, length)
             if peak == 0.0:
                 refuse_for_run(
                     "schedulers",
-                    f"number {number + 1}, {before.name}, ends at a rate of 0, and the one after "
+                    f"number {number}, {before.name}, ends at a rate of 0, and the one after "
                     "it would stay there",
                     "give it an alpha_f above 0",
                 )

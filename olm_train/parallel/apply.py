@@ -219,7 +219,11 @@ def _fully_shard(
         )
     # The root's own parameters, embeddings and head, stay whole from forward to backward.
     fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload, shard_placement_fn=cut)
-    _sum_gradients(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # A plain sum. Forcing sum-type collectives keeps PREMUL_SUM out, which gloo lacks.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
 
 
 def _device_mesh(mesh: Mesh, world: World) -> DeviceMesh:
@@ -227,14 +231,6 @@ def _device_mesh(mesh: Mesh, world: World) -> DeviceMesh:
     there are any: FSDP2 cuts over the last dimension, and keeps copies along one before it."""
     sizes = {"dp_replicate": mesh.degree(*WHOLE.copies), "dp_shard": mesh.degree(*WHOLE.sharded)}
     return device_mesh(mesh, world, sizes)
-
-
-def _sum_gradients(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            # A plain sum. Forcing sum-type collectives keeps PREMUL_SUM out, which gloo lacks.
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
 
 
 def _outermost(model: nn.Module, units: Sequence[nn.Module]) -> list[nn.Module]:

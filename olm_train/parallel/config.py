@@ -8,7 +8,6 @@ Pure: no process group, no device. Names are those of OLMo-core.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -42,12 +41,9 @@ class DataParallelType(StrEnum):
 _SHARDED = Needs("name", unless=DataParallelType.ddp)
 _REPLICAS = Needs("name", value=DataParallelType.hsdp)
 _CALLED = {
-    "pp": "train_module.pp_config.degree",
+    **{axis: f"train_module.{axis}_config.degree" for axis in ("pp", "cp", "tp", "ep")},
     "dp_replicate": "train_module.dp_config.num_replicas",
     "dp_shard": "train_module.dp_config.shard_degree",
-    "cp": "train_module.cp_config.degree",
-    "tp": "train_module.tp_config.degree",
-    "ep": "train_module.ep_config.degree",
 }
 
 
@@ -198,46 +194,34 @@ class DataParallelConfig(Config):
         """Whether the weights are cut at all."""
         return self.name is not DataParallelType.ddp
 
-    def mesh(
-        self,
-        world_size: int,
-        nodes: int = 1,
-        *,
-        pp: int = 1,
-        cp: int = 1,
-        tp: int = 1,
-        ep: int = 1,
-    ) -> Mesh:
+    def mesh(self, world_size: int, nodes: int = 1, **degrees: int) -> Mesh:
         """Return which rank of a run does what.
 
         Args:
             world_size: ranks of the run.
             nodes: machines they are on, as many on each.
-            pp: ranks that have other layers.
-            cp: ranks that share a micro-batch.
-            tp: ranks that matrices are cut over.
-            ep: ranks that the experts are dealt to.
+            degrees: `pp`, `cp`, `tp` and `ep` of the `Mesh`.
 
         Raises:
             UsageError: `pp`, `cp`, `tp` or `ep` does not fit the ranks or this configuration, or
                 its degrees do not fit more than one.
         """
-        degrees = {"pp": pp, "cp": cp, "tp": tp, "ep": ep}
-        if world_size == math.prod(degrees.values()) == 1:
-            return Mesh()
-        if ep > 1:
+        given = Mesh(**degrees)
+        if world_size == 1 and given == Mesh():
+            return given
+        if given.ep > 1:
             self._require_sharded("ep_config", "experts are dealt to")
-        if tp > 1:
+        if given.tp > 1:
             self._require_sharded("tp_config", "matrices are cut over")
         replicas, shards = self.num_replicas, self.shard_degree
         if self.name is not DataParallelType.hsdp:
             replicas, shards = (1, None) if self.shards else (None, 1)
         elif replicas is None and shards is None:
-            replicas = max(1, nodes // pp)
+            replicas = max(1, nodes // given.pp)
         mesh = Mesh.over(
             world_size, dp_replicate=replicas, dp_shard=shards, called=_CALLED, **degrees
         )
-        if pp > 1:
+        if given.pp > 1:
             self._require_staged(mesh)
         keep, cut = self.reshard_after_forward, mesh.degree(*WHOLE.sharded)
         if not isinstance(keep, bool) and cut % keep:

@@ -14,8 +14,7 @@ Sources: DeepSpeed Ulysses (Jacobs et al., 2023); keys gathered as for Llama 3 (
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +37,7 @@ from olm_train.model.attention_backend import (
 from olm_train.model.decoder import Decoder
 from olm_train.model.mixture import DocumentBalance, MixtureConfig
 from olm_train.parallel.config import ContextParallelConfig
-from olm_train.parallel.exchange import both_ways
+from olm_train.parallel.exchange import both_ways, new_groups, send_rows
 from olm_train.parallel.mesh import Mesh, divisors
 
 
@@ -127,22 +126,17 @@ class Spared(Exchange):
     need: Need
 
     def collect(self, x: Tensor) -> Tensor:
-        got = self._sent(x.index_select(0, self.need.sent), self.need.to, self.need.of)
+        got = send_rows(x.index_select(0, self.need.sent), self.need.to, self.need.of, self.group)
         found = x.new_zeros((len(self.order), *x.shape[1:]))
         return found.index_copy_(0, self.own, x).index_copy_(0, self.need.got, got)
 
     def sum_up(self, x: Tensor) -> Tensor:
-        back = self._sent(x.index_select(0, self.need.got), self.need.of, self.need.to)
+        back = send_rows(x.index_select(0, self.need.got), self.need.of, self.need.to, self.group)
         own: Tensor = x.index_select(0, self.own)
         parts = zip(self.need.sent.split(self.need.to), back.split(self.need.to), strict=True)
         for places, part in parts:  # no place twice in one: the order of sums is that of ranks
             own.index_add_(0, places, part)
         return own
-
-    def _sent(self, x: Tensor, to: list[int], of: list[int]) -> Tensor:
-        out = x.new_empty((sum(of), *x.shape[1:]))
-        dist.all_to_all_single(out, x, of, to, group=self.group)
-        return out
 
 
 @dataclass(frozen=True)
@@ -152,10 +146,12 @@ class _Exchanged(KeySource):
     Attributes:
         exchange: of the micro-batch.
         context: what the back-end prepared.
+        of_heads: whether it is given all tokens of some heads, not all keys of some tokens.
     """
 
     exchange: Exchange
     context: Any
+    of_heads: bool
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before(self, k: Tensor) -> Tensor:
@@ -163,23 +159,12 @@ class _Exchanged(KeySource):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attend(self, own: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
-        return self._attend(own, q, k, v, scores)
-
-    @abstractmethod
-    def _attend(self, own: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor: ...
-
-
-class _Gathered(_Exchanged):
-    def _attend(self, own: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        if self.of_heads:
+            q, k, v = self.exchange.own_heads((q, k, v))
+            return self.exchange.own_tokens(own(q, k, v, self.context, scores))
         both = self.exchange.all_tokens(torch.cat((k, v), dim=2))  # [1, T, 2 K, D]
         keys, values = both.chunk(2, dim=2)
         return own(q, keys, values, self.context, scores)
-
-
-class _Traded(_Exchanged):
-    def _attend(self, own: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
-        q, k, v = self.exchange.own_heads((q, k, v))
-        return self.exchange.own_tokens(own(q, k, v, self.context, scores))
 
 
 class ContextParallel:
@@ -200,9 +185,8 @@ class ContextParallel:
     ) -> None:
         require_tokens_alone(config, model, mesh.tp)
         self.config, self._model = config, model
-        groups = {ranks: dist.new_group(list(ranks)) for ranks in mesh.groups("cp")}
-        ranks = mesh.group(world.rank, "cp")
-        self.rank, self._group = ranks.index(world.rank), groups[ranks]
+        ranks, self._group = new_groups(mesh, world, "cp")
+        self.rank = ranks.index(world.rank)
 
     def exchange(self, share: ContextShare, need: Need | None = None) -> Exchange:
         """Return the exchange of a micro-batch.
@@ -216,9 +200,9 @@ class ContextParallel:
 
     def contexts(self, share: ContextShare) -> list[KeySource]:
         """Return the contexts of the layers, for one forward pass and its backward pass."""
-        whole, kind = share.whole, _KINDS[self.config.exchange]
+        whole, of_heads = share.whole, self.config.exchange == "ulysses"
         doc_start, cu_seqlens, max_seqlen = whole.doc_start, whole.cu_seqlens, whole.max_seqlen
-        if self.config.exchange == "ulysses":
+        if of_heads:
             found = self._model.contexts(whole.input_ids, doc_start, cu_seqlens, max_seqlen)
         else:
             rows, length = doc_start.shape
@@ -231,14 +215,8 @@ class ContextParallel:
             )
         windows = self._model.config.windows
         exchanges = {w: self.exchange(share, whole.needs.get(w)) for w in dict.fromkeys(windows)}
-        return [kind(exchanges[w], context) for w, context in zip(windows, found, strict=True)]
-
-
-_KINDS: dict[str, Callable[[Exchange, Any], KeySource]] = {
-    "gather": _Gathered,
-    "needed": _Gathered,
-    "ulysses": _Traded,
-}
+        pairs = zip(windows, found, strict=True)
+        return [_Exchanged(exchanges[w], context, of_heads) for w, context in pairs]
 
 
 def require_tokens_alone(config: ContextParallelConfig, model: Decoder, tp: int = 1) -> None:
@@ -251,23 +229,7 @@ def require_tokens_alone(config: ContextParallelConfig, model: Decoder, tp: int 
         UsageError: what it has, and what to set instead.
     """
     shape, where = model.config, "train_module.cp_config"
-    for block in model.blocks:
-        kind = type(getattr(block, "attention", None))
-        if getattr(kind, "forward", None) is not Attention.forward:
-            raise UsageError(
-                f"attention by {kind.__name__} cannot exchange keys between ranks",
-                where=where,
-                why="only attention.name: grouped_query knows how",
-                fix="leave cp_config out, or use that",
-            )
-    experts = shape.feed_forward
-    if isinstance(experts, MixtureConfig) and isinstance(experts.balance, DocumentBalance):
-        raise UsageError(
-            "the balance sequence_aux needs whole documents on each rank",
-            where="model.feed_forward.balance",
-            why=f"with cp_config a document may lie on {config.degree} of them",
-            fix="use bias or global_aux, or leave cp_config out",
-        )
+    require_divisible(model, "cp_config", "exchange keys between ranks", config.degree)
     heads = max(1, shape.kv_heads // tp)
     if config.exchange == "ulysses" and heads % config.degree:
         fitting = [str(n) for n in divisors(heads) if n > 1]
@@ -277,6 +239,35 @@ def require_tokens_alone(config: ContextParallelConfig, model: Decoder, tp: int 
             why="the exchange ulysses deals heads to ranks",
             fix=(f"set it to {' or '.join(fitting)}, or " if fitting else "")
             + "set cp_config.exchange: gather",
+        )
+
+
+def require_divisible(model: Decoder, option: str, what: str, degree: int) -> None:
+    """Refuse a model whose attention or experts do not do with a part of the tokens on each rank.
+
+    Args:
+        option, what: that asks for it, and what attention has to do.
+        degree: ranks that a document may lie on.
+
+    Raises:
+        UsageError: what the model has, and what to set instead.
+    """
+    for block in model.blocks:
+        kind = type(getattr(block, "attention", None))
+        if getattr(kind, "forward", None) is not Attention.forward:
+            raise UsageError(
+                f"attention by {kind.__name__} cannot {what}",
+                where=f"train_module.{option}",
+                why="only attention.name: grouped_query knows how",
+                fix=f"leave {option} out, or use that",
+            )
+    experts = model.config.feed_forward
+    if isinstance(experts, MixtureConfig) and isinstance(experts.balance, DocumentBalance):
+        raise UsageError(
+            "the balance sequence_aux needs whole documents on each rank",
+            where="model.feed_forward.balance",
+            why=f"with {option} a document may lie on {degree} of them",
+            fix=f"use bias or global_aux, or leave {option} out",
         )
 
 

@@ -6,13 +6,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from olm_train.distributed.world import World
-from olm_train.parallel.mesh import Mesh
+from olm_train.parallel.mesh import Axis, Mesh, Ranks
 
 Way = Callable[[Tensor], Tensor]
+
+
+def new_groups(mesh: Mesh, world: World, axis: Axis) -> tuple[Ranks, dist.ProcessGroup]:
+    """Return the ranks that differ from this one along an axis, and the group that is made of them;
+    every rank calls it."""
+    made = {ranks: dist.new_group(list(ranks)) for ranks in mesh.groups(axis)}
+    own = mesh.group(world.rank, axis)
+    return own, made[own]
 
 
 def device_mesh(mesh: Mesh, world: World, sizes: Mapping[Any, int]) -> DeviceMesh:
@@ -26,6 +35,13 @@ def device_mesh(mesh: Mesh, world: World, sizes: Mapping[Any, int]) -> DeviceMes
     shape = (*stages.values(), *axes.values())
     ranks = init_device_mesh(world.device.type, shape, mesh_dim_names=(*stages, *names))
     return ranks[names] if stages else ranks
+
+
+def send_rows(x: Tensor, to: list[int], of: list[int], group: dist.ProcessGroup) -> Tensor:
+    """Send the first `to[0]` rows to the first rank, ...; return `of[0]` rows from it, ..."""
+    out = x.new_empty((sum(of), *x.shape[1:]))
+    dist.all_to_all_single(out, x.contiguous(), of, to, group=group)
+    return out
 
 
 def both_ways(x: Tensor, there: Way, back: Way) -> Tensor:

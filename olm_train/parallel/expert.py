@@ -25,8 +25,8 @@ from olm_data.errors import UsageError
 from olm_train.distributed.world import World
 from olm_train.model.decoder import Decoder
 from olm_train.model.mixture import Experts, MixtureConfig, MixtureOfExperts, Reordered, inverse
-from olm_train.parallel.exchange import both_ways, device_mesh
-from olm_train.parallel.mesh import EXPERT, Mesh, nearest
+from olm_train.parallel.exchange import both_ways, device_mesh, send_rows
+from olm_train.parallel.mesh import EXPERT, Mesh, require_as_many
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
@@ -52,10 +52,10 @@ class DealtExperts:
         to, of = torch.stack((sent.sum(1), received.sum(1))).tolist()
 
         def out_of(x: Tensor) -> Tensor:
-            return self._exchange(x, to, of)
+            return send_rows(x, to, of, self._group)
 
         def back_to(x: Tensor) -> Tensor:
-            return self._exchange(x, of, to)
+            return send_rows(x, of, to, self._group)
 
         here = both_ways(rows, out_of, back_to)
         numbers = torch.arange(sent.shape[1], device=rows.device).repeat(self._ranks)
@@ -70,12 +70,6 @@ class DealtExperts:
         out = experts(here, ends)[: sum(of)]
         out = Reordered.apply(out, order, places)  # type: ignore[no-untyped-call]
         return both_ways(out, back_to, out_of)
-
-    def _exchange(self, x: Tensor, to: list[int], of: list[int]) -> Tensor:
-        """Send the first `to[0]` rows to the first rank, ...; get `of[0]` from it, ..."""
-        out = x.new_empty((sum(of), *x.shape[1:]))
-        dist.all_to_all_single(out, x.contiguous(), of, to, group=self._group)
-        return out
 
 
 def deal_experts(
@@ -148,13 +142,7 @@ def require_dealable(model: Decoder, mesh: Mesh) -> None:
             where="train_module.ep_config",
             fix="leave it out, or set model.feed_forward.name: moe",
         )
-    if config.n_experts % mesh.ep:
-        raise UsageError(
-            f"degree {mesh.ep} does not divide the {config.n_experts} experts of a block",
-            where=where,
-            why="each rank gets as many",
-            fix=f"set it to {nearest(mesh.ep, config.n_experts)}",
-        )
+    require_as_many(mesh.ep, config.n_experts, "experts of a block", where)
     shards = mesh.degree(*EXPERT.sharded)
     rows = math.gcd(2 * config.hidden_size, model.config.d_model)
     if rows % shards:

@@ -1,7 +1,7 @@
 """Which rank does what, computed from the degrees of parallelism: numbers in, numbers out.
 
     degrees, number of ranks -> Mesh -> coordinates of a rank; groups of an axis, or of several
-                                     -> Held: who sums gradients and norms, who holds copies
+                                     -> Held: who sums gradients, who holds copies
 
 The ranks are numbered along five axes, the last one fastest, so that ranks of a `tp` group are
 neighbours. The ranks of one `pp` and `dp_replicate` are numbered along two others for the experts:
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -48,8 +48,6 @@ READERS: Axes = ("dp_replicate", "dp_shard")
 """Ranks that differ along one of these read different rows; all others read the same ones."""
 COUNTS: Axes = (*READERS, "cp", "tp")
 """Along these the tokens of a step are divided: what is counted of them is summed over these."""
-LOSSES: Axes = ("pp", *COUNTS)
-"""A loss is summed over these; a stage of `pp` that is not the last one gives 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +69,6 @@ class Held:
     def gradients(self) -> Axes:
         """Over these gradients are summed: the ranks that compute with the same parameters."""
         return tuple(axis for axis in self.view if axis not in self.parted)
-
-    @property
-    def norms(self) -> Axes:
-        """Over these the squares of a norm are summed: each element is there once."""
-        return tuple(axis for axis in self.view if axis in self.parted + self.sharded)
 
     @property
     def copies(self) -> Axes:
@@ -118,24 +111,23 @@ class Mesh:
         *,
         dp_replicate: int | None = 1,
         dp_shard: int | None = None,
-        cp: int = 1,
-        tp: int = 1,
-        pp: int = 1,
-        ep: int = 1,
         called: Mapping[str, str] | None = None,
+        **degrees: int,
     ) -> Mesh:
         """Return the mesh of `size` ranks.
 
         Args:
             size: ranks of the run.
             dp_replicate, dp_shard: one of the two may be None: the ranks that the others leave.
-            cp, tp, pp, ep: see the class.
             called: the options that degrees come from, by axis, for messages.
+            degrees: the others, see the class.
 
         Raises:
             UsageError: the degrees do not fit; says which, and the nearest that do.
         """
-        given = {"pp": pp, "tp": tp, "cp": cp, "dp_replicate": dp_replicate, "dp_shard": dp_shard}
+        others = cls(**degrees)
+        given: dict[str, int | None] = {axis: getattr(others, axis) for axis in ("pp", "tp", "cp")}
+        given |= {"dp_replicate": dp_replicate, "dp_shard": dp_shard}
         known = {axis: degree for axis, degree in given.items() if degree is not None}
         names = {axis: (called or {}).get(axis, axis) for axis in (*given, "ep")}
         left, taken = size, dict[str, int]()
@@ -155,16 +147,16 @@ class Mesh:
                 fix=f"set {_short(names['dp_shard'])} to {known['dp_shard'] * left}, or leave "
                 "it out",
             )
-        degrees = {**known, **dict.fromkeys(free, left)}
-        lent = {axis: degrees[axis] for axis in ("dp_shard", "cp", "tp")}
+        found = {**known, **dict.fromkeys(free, left)}
+        lent = {axis: found[axis] for axis in ("dp_shard", "cp", "tp")}
         _require(
             names["ep"],
-            ep,
+            others.ep,
             math.prod(lent.values()),
             of=f"that it borrows from {_spelled(lent) or 'dp_shard, cp and tp'}",
             why="the ranks of ep are ranks of dp_shard, cp and tp; it adds none",
         )
-        return cls(ep=ep, **degrees)
+        return replace(others, **found)
 
     @property
     def size(self) -> int:
@@ -262,6 +254,25 @@ def nearest(degree: int, room: int) -> str:
     fitting = divisors(room)
     below = [n for n in fitting if n < degree][-1:]
     return " or ".join(map(str, below + [n for n in fitting if n > degree][:1]))
+
+
+def require_as_many(degree: int, room: int, what: str, where: str) -> None:
+    """Refuse a degree of ranks that cannot have as many each of `room` parts of a model.
+
+    Args:
+        what: they are, in words.
+        where: the option that the degree is of.
+
+    Raises:
+        UsageError: says which degrees next to it they could.
+    """
+    if room % degree:
+        raise UsageError(
+            f"degree {degree} does not divide the {room:,} {what}",
+            where=where,
+            why="each rank has as many",
+            fix=f"set it to {nearest(degree, room)}",
+        )
 
 
 def _spelled(degrees: Mapping[str, int]) -> str:

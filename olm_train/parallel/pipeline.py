@@ -19,7 +19,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.optim import Optimizer
@@ -27,14 +26,14 @@ from torch.optim import Optimizer
 from olm_data.errors import UsageError
 from olm_train.distributed.world import World, gathered
 from olm_train.model.decoder import Decoder
+from olm_train.parallel.apply import reshard
 from olm_train.parallel.config import PipelineParallelConfig
+from olm_train.parallel.exchange import new_groups
 from olm_train.parallel.mesh import Mesh
 from olm_train.parallel.stages import SEVERAL, require_micro_batches, spans
 
-SINGLE: dict[str, Callable[..., PipelineScheduleSingle]] = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-}
+Schedule = PipelineScheduleSingle | PipelineScheduleMulti
+SINGLE: dict[str, Callable[..., Schedule]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 Take = Callable[[int, Any], Tensor]
 """Takes a micro-batch, whose number it is told, through the layers of a stage."""
 
@@ -101,9 +100,8 @@ class Pipeline:
     ) -> None:
         require_stages(config, model)
         self.config, self._model, self._device = config, model, world.device
-        groups = {ranks: dist.new_group(list(ranks)) for ranks in mesh.groups("pp")}
-        self.ranks = mesh.group(world.rank, "pp")
-        self.group, self.rank = groups[self.ranks], self.ranks.index(world.rank)
+        self.ranks, self.group = new_groups(mesh, world, "pp")
+        self.rank = self.ranks.index(world.rank)
         self.first = self.rank == 0
         layers = spans(config, model.config)
         self.stages = [Stage(model, n, layers[n]) for n in config.stages_of(self.rank)]
@@ -120,7 +118,7 @@ class Pipeline:
             stage.take = self._take
         self._act: Callable[[int], Tensor]
         self._now: tuple[range, Tensor | None] = range(0), None
-        self._schedules: dict[object, PipelineScheduleSingle | PipelineScheduleMulti] = {}
+        self._schedules: dict[object, Schedule] = {}
 
     @property
     def last(self) -> bool:
@@ -195,9 +193,7 @@ class Pipeline:
             for work in dist.batch_isend_irecv(operations) if operations else ():
                 work.wait()
         for stage in self.stages:
-            for module in stage.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
+            reshard(stage)
         return found
 
     def from_last(self, tensor: Tensor) -> Tensor:
@@ -225,21 +221,16 @@ class Pipeline:
         self._now = stage.layers, states
         return self._act(stage.number)
 
-    def _schedule(
-        self, number: int, shape: tuple[int, ...]
-    ) -> PipelineScheduleSingle | PipelineScheduleMulti:
+    def _schedule(self, number: int, shape: tuple[int, ...]) -> Schedule:
         """Return torch's schedule of so many micro-batches [b, S]; of the last sizes it is kept,
         with its buffers."""
         if (number, shape) not in self._schedules:
             require_micro_batches(self.config, number)
             stages = [self._torch_stage(stage, shape) for stage in self.stages]
             options = {"n_microbatches": number, "loss_fn": _itself, "scale_grads": False}
-            made: PipelineScheduleSingle | PipelineScheduleMulti
-            if (kind := SINGLE.get(self.config.schedule)) is not None:
-                made = kind(stages[0], **options)
-            else:
-                made = SEVERAL[self.config.schedule](stages, **options)
-            self._schedules = {(number, shape): made}
+            kind = (SINGLE | SEVERAL)[self.config.schedule]
+            given = stages if self.config.schedule in SEVERAL else stages[0]
+            self._schedules = {(number, shape): kind(given, **options)}
         return self._schedules[number, shape]
 
     def _torch_stage(self, stage: Stage, shape: tuple[int, ...]) -> PipelineStage:

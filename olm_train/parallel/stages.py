@@ -29,6 +29,7 @@ from torch.distributed.pipelining.schedules import (
 
 from olm_data.counts import counted
 from olm_data.errors import UsageError
+from olm_train.model.attention_backend import pairs_of
 from olm_train.model.config import DecoderConfig
 from olm_train.parallel.config import PipelineParallelConfig
 
@@ -54,10 +55,8 @@ def layer_flops(model: DecoderConfig) -> list[int]:
     pairs = model.attention.pair_flops(model)
     found = []
     for part, window in zip(model.feed_forwards, model.windows, strict=True):
-        seen = DOCUMENT if window is None else min(window, DOCUMENT)
-        of_token = (seen * (seen + 1) // 2 + (DOCUMENT - seen) * seen) // DOCUMENT
         matrices = model.attention.flops(model, model.norm) + part.flops(model)
-        found.append(matrices + pairs * of_token)
+        found.append(matrices + pairs * (pairs_of(DOCUMENT, window) // DOCUMENT))
     found[-1] += 6 * model.vocab_size * model.d_model
     return found
 

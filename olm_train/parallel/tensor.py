@@ -38,13 +38,13 @@ from olm_train.model.layers import LinearLayer
 from olm_train.model.loss import IGNORE_INDEX, LossSums
 from olm_train.model.loss_chunked import chunked_loss
 from olm_train.model.loss_config import LossChoice
-from olm_train.model.mixture import DocumentBalance, MixtureConfig
 from olm_train.model.norm import LayerNorm, RMSNorm
 from olm_train.model.precision import at_least_fp32, wide
-from olm_train.model.shards import TENSOR, local_part, with_parts
+from olm_train.model.shards import TENSOR, at_home, local_part, with_parts
+from olm_train.parallel.context import require_divisible
 from olm_train.parallel.exchange import both_ways, device_mesh
 from olm_train.parallel.expert import placements
-from olm_train.parallel.mesh import CUT, Mesh, divisors, nearest
+from olm_train.parallel.mesh import CUT, Mesh, divisors, require_as_many
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult
@@ -115,11 +115,6 @@ class Ranks:
         out = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(out, op=op, group=self.group)
         return out
-
-
-def _own(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the part of a weight that this rank computes with."""
-    return (weight.to_local() if isinstance(weight, DTensor) else weight).to(dtype)
 
 
 class Products:
@@ -206,9 +201,9 @@ class ByRows:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Map [b, s, in] to [b, S, rows of this rank], and of those that share heads with it."""
-        rows = None if bias is None else _own(bias, x.dtype)
+        rows = None if bias is None else at_home(bias).to(x.dtype)
         out: Tensor = _ByRows.apply(  # type: ignore[no-untyped-call]
-            x, _own(weight, x.dtype), rows, self.ranks, self.products
+            x, at_home(weight).to(x.dtype), rows, self.ranks, self.products
         )
         if self.sharers is None:
             return out
@@ -228,7 +223,7 @@ class ByColumns:
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Map [b, S, columns of this rank] to [b, s, out]."""
         out = self.ranks.scatter(
-            _ByColumns.apply(x, _own(weight, x.dtype), self.products)  # type: ignore[no-untyped-call]
+            _ByColumns.apply(x, at_home(weight).to(x.dtype), self.products)  # type: ignore[no-untyped-call]
         )
         return out if bias is None else out + bias.to(x.dtype)
 
@@ -402,7 +397,7 @@ class TensorParallel:
         setattr(module, name, nn.Parameter(mine, requires_grad=whole.requires_grad))
 
     def _head(self, weight: Tensor, vocab_size: int, softcap: float | None) -> Head:
-        rows = _own(weight, weight.dtype)
+        rows = at_home(weight)
         return _PartOfHead(rows, min(max(vocab_size - self._first, 0), len(rows)), softcap)
 
     def settle(self) -> None:
@@ -500,15 +495,8 @@ def require_cuttable(model: Decoder, choice: LossChoice, mesh: Mesh) -> None:
             why="with tp_config the vocabulary is cut over ranks",
             fix="set loss.name: chunked, or leave tp_config out",
         )
+    require_divisible(model, "tp_config", "be cut over ranks", degree)
     for attention in _attentions(model):
-        kind = type(attention)
-        if getattr(kind, "forward", None) is not Attention.forward:
-            raise UsageError(
-                f"attention by {kind.__name__} cannot be cut over ranks",
-                where="train_module.tp_config",
-                why="only attention.name: grouped_query knows how",
-                fix="leave tp_config out, or use that",
-            )
         norm = attention.q_norm
         if attention.norm_whole and type(norm) not in (RMSNorm, LayerNorm):
             raise UsageError(
@@ -516,15 +504,7 @@ def require_cuttable(model: Decoder, choice: LossChoice, mesh: Mesh) -> None:
                 where="model.attention.qk_norm",
                 fix="set it to head, or leave tp_config out",
             )
-    experts = config.feed_forward
-    if isinstance(experts, MixtureConfig) and isinstance(experts.balance, DocumentBalance):
-        raise UsageError(
-            "the balance sequence_aux needs whole documents on each rank",
-            where="model.feed_forward.balance",
-            why=f"with tp_config the tokens of a document lie on {degree} of them",
-            fix="use bias or global_aux, or leave tp_config out",
-        )
-    _require(degree, config.n_heads, "query heads of a block")
+    require_as_many(degree, config.n_heads, "query heads of a block", WHERE)
     if degree % kv and kv % degree:
         fits = [n for n in divisors(config.n_heads)[1:] if not (n % kv and kv % n)]
         raise UsageError(
@@ -534,9 +514,11 @@ def require_cuttable(model: Decoder, choice: LossChoice, mesh: Mesh) -> None:
             fix=f"set it to one of {', '.join(map(str, fits))}",
         )
     copies = max(1, degree // kv)
-    _require(copies, config.head_size, "entries of a head of keys, of which as many ranks share it")
+    shared = "entries of a head of keys, of which as many ranks share it"
+    require_as_many(copies, config.head_size, shared, WHERE)
     for layer in _dense(model):
-        _require(degree, layer.w_down.weight.shape[1], "hidden units of a feed-forward layer")
+        hidden = layer.w_down.weight.shape[1]
+        require_as_many(degree, hidden, "hidden units of a feed-forward layer", WHERE)
     if config.padded_vocab_size % degree:
         raise UsageError(
             f"degree {degree} does not divide the {config.padded_vocab_size:,} rows of the "
@@ -555,13 +537,3 @@ def _dense(model: Decoder) -> list[GatedFeedForward | FeedForward]:
     """Return the feed-forward layers that can be cut; others compute token by token."""
     layers = [getattr(block, "feed_forward", None) for block in model.blocks]
     return [layer for layer in layers if isinstance(layer, (GatedFeedForward, FeedForward))]
-
-
-def _require(degree: int, room: int, what: str) -> None:
-    if room % degree:
-        raise UsageError(
-            f"degree {degree} does not divide the {room:,} {what}",
-            where=WHERE,
-            why="each rank has as many",
-            fix=f"set it to {nearest(degree, room)}",
-        )

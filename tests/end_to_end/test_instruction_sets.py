@@ -30,8 +30,8 @@ PROMISES = (
     "extensions/averaging/test_weighting.py::test_the_mean_is_that_of_float64_rounded_once",
     "model/test_attention.py",
     "model/test_loss.py",
-    "model/test_rms_norm.py",
-    "model/test_normal.py",  # drawn weights: the same bits everywhere
+    "model/test_layers.py",
+    "model/test_init.py",  # drawn weights: the same bits everywhere
     "test_train_module.py::test_resume_is_bit_identical",
 )
 

@@ -42,7 +42,7 @@ def test_52_signal_leaves_a_checkpoint_and_the_requeue_code(
     with pytest.raises(Preempted) as stop:
         trainer.fit()
     assert stop.value.exit_code == exit_code
-    assert stop.value.signal_number == number
+    assert stop.value.request.code == number
     assert open_checkpoint(tmp_path / f"step{stop.value.step:08d}", World()).step in (4, 5)
     assert signal.getsignal(number) == handler  # the process is as it was
 
@@ -52,7 +52,7 @@ def stop_by_rank_one(lock: Path, folder: Path) -> tuple[int, int]:
     trainer = build_trainer(lock, folder, callbacks=callbacks, world=group_world())
     with pytest.raises(Preempted) as stop:
         trainer.fit()
-    return stop.value.step, stop.value.signal_number
+    return stop.value.step, stop.value.request.code
 
 
 def test_52_ranks_agree_on_the_step_when_one_of_them_is_signalled(
@@ -185,7 +185,7 @@ def stop_while_waiting(lock: Path, folder: Path) -> tuple[int, int, list[int]]:
     trainer = build_trainer(lock, folder, limit, world=world)
     with pytest.raises(Preempted) as end:
         trainer.fit()
-    return stop.value.step, stop.value.signal_number, [end.value.step, end.value.exit_code]
+    return stop.value.step, stop.value.request.code, [end.value.step, end.value.exit_code]
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """The loss weight of a source: the loss of a step is sum(w * loss) / sum(w) over its labels.
 
-On several ranks: parallel/test_parity.py. In fp64: model/test_loss_chunked.py.
+On several ranks: parallel/test_parity.py. In fp64: model/test_loss.py.
 """
 
 from __future__ import annotations

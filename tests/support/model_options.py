@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
@@ -116,11 +118,26 @@ PADDED: list[dict[str, Any]] = [
 ]
 
 
+def drawn(config: DecoderConfig, seed: int = 0, **factory: Any) -> Decoder:
+    """Build a model with its initial values."""
+    model = Decoder(config, **factory)
+    init_parameters(model, seed)
+    return model
+
+
+def steps_of_chance(model: nn.Module, optimizer: Optimizer, steps: int) -> None:
+    """Take steps on gradients that depend on the number of the step alone."""
+    for seed in range(steps):
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+
+
 @torch.no_grad()
 def stirred(config: DecoderConfig, seed: int = 0) -> Decoder:
     """Build a model whose norms and biases are not at their start, where many have no effect."""
-    model = Decoder(config)
-    init_parameters(model, seed)
+    model = drawn(config, seed)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             generator = torch.Generator().manual_seed(parameter_key(1, name))

@@ -1,4 +1,4 @@
-"""What each of four ranks sends in a step, for tests/olm_train/estimate/test_traffic.py."""
+"""What each of four ranks sends in a step, for tests/olm_train/estimate/test_flops.py."""
 
 from __future__ import annotations
 

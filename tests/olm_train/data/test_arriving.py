@@ -62,13 +62,19 @@ class Arrival:
             if near.random() < 0.5:
                 self.left[i : i + 2] = reversed(self.left[i : i + 2])
 
-    def __call__(self) -> None:
-        """Let the next shard arrive, its record last; the manifest when all are there."""
-        name = self.left.pop(0)
-        for path in [*(self.done / "web").glob(f"{name}.?*.*"), self.done / "web" / f"{name}.json"]:
-            shutil.copy(path, self.folder / "web")
-        if not self.left:
-            shutil.copy(self.done / "web" / MANIFEST, self.folder / "web")
+    def __call__(self, count: int = 1) -> None:
+        """Let the next shards arrive, their records last; the manifest when all are there."""
+        web = self.done / "web"
+        for _ in range(min(count, len(self.left))):
+            name = self.left.pop(0)
+            for path in [*web.glob(f"{name}.?*.*"), web / f"{name}.json"]:
+                shutil.copy(path, self.folder / "web")
+            if not self.left:
+                shutil.copy(web / MANIFEST, self.folder / "web")
+
+    def rest(self) -> None:
+        """Let all arrive that is left."""
+        self(len(self.left))
 
     @property
     def lock(self) -> Path:
@@ -109,8 +115,7 @@ def test_the_tokens_are_those_of_a_run_that_begins_afterwards(
 ) -> None:
     with pytest.raises(NotArrived):
         arrival.mix()
-    for _ in range(3):
-        arrival()
+    arrival(3)
     assert len(arrival.left) > 15
     begun = arrival.mix()
     assert not begun.complete
@@ -138,8 +143,7 @@ def test_the_tokens_are_those_of_a_run_that_begins_afterwards(
     for loader in loaders:
         loader.close()
     assert waits > 3
-    while arrival.left:
-        arrival()
+    arrival.rest()
     assert arrival.mix().complete
     lock = done / "mix.lock.json"
     assert mix(str(done / "mix.yaml")).lock.digest == Lock.read(arrival.lock).digest
@@ -172,12 +176,10 @@ def test_a_lock_grows_to_the_same_lock_whenever_one_looks(done: Path, arrival: A
     wanted = mix(str(done / "mix.yaml")).lock
     assert wanted.complete
     assert [older.rows for older in wanted.extends] == sorted({o.rows for o in wanted.extends})
-    arrival()
-    arrival()
+    arrival(2)
     first = arrival.mix()
     kept = arrival.lock.read_bytes()
-    while arrival.left:
-        arrival()
+    arrival.rest()
     assert arrival.mix().digest == wanted.digest
     arrival.lock.write_bytes(kept)
     assert arrival.mix().digest == wanted.digest  # a shorter lock gives way to the longer
@@ -203,23 +205,19 @@ def test_too_little_text_is_said_when_all_of_it_is_there(arrival: Arrival) -> No
     manifest.write_text(
         MIXTURE.replace("19200", "192000").replace("max_epochs: 9", "max_epochs: 99")
     )
-    arrival()
-    arrival()
+    arrival(2)
     assert not arrival.mix().complete
-    while arrival.left:
-        arrival()
+    arrival.rest()
     with pytest.raises(UsageError, match=r"source 'web' is exhausted.*\n.*\n.*\n.*olm-data add"):
         arrival.mix()
 
 
 def test_other_text_under_a_lock_that_grows_is_refused(done: Path, arrival: Arrival) -> None:
-    for _ in range(6):
-        arrival()
+    arrival(6)
     with opened(arrival.mix() and arrival.lock) as loader:
         record = arrival.folder / "web" / "shard-00000.json"
         record.write_text(record.read_text().replace('"text_bytes": ', '"text_bytes": 1'))
-        for _ in range(9):
-            arrival()
+        arrival(9)
         with pytest.raises(ValidationError, match="not those in the lock"):
             loader.look()
 

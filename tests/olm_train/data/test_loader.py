@@ -1,23 +1,37 @@
-"""The loader: whoever reads, the same rows; state, skipping, evaluation, refusals."""
+"""The loader: whoever reads, the same rows; state, skipping, evaluation, refusals; its thread."""
 
 from __future__ import annotations
 
 import gc
 import json
 import logging
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.own_data import Own
 from support.small_datasets import mix_datasets, random_shards, write_dataset, write_mixture
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, ValidationError
+from olm_data.mixture.lock import Lock
 from olm_data.mixture.revise import extend
+from olm_data.order.steps import Steps, StepSizes
 from olm_data.rows.reader import RowReader
 from olm_train.data import Batch, DataLoader, EvalLoader
+from olm_train.data.base import require_lock
+from olm_train.data.loader import _rows_of_ranks
+from olm_train.data.lock_words import describe_lock, drawn_before, lock_difference
+from olm_train.data.prefetch import Prefetcher
 
 S = 8
 STAGES = [(960, {"web": 3, "code": 1}), (328, {"web": 1, "code": 1})]
@@ -54,19 +68,6 @@ def test_batches_hold_the_rows_of_the_lock_as_the_reader_gives_them(lock: Path) 
                     np.testing.assert_array_equal(got, getattr(wanted, name))
                 assert batch.max_seqlen == S
         assert step + 1 == batches.steps == reader.total_rows // 12
-
-
-def test_shapes_never_change_within_a_run(lock: Path) -> None:
-    with loader(lock) as batches:
-        shapes = {
-            tuple(
-                (t.dtype, tuple(t.shape))
-                for t in (b.input_ids, b.labels, b.positions, b.cu_seqlens)
-            )
-            for step in batches
-            for b in step
-        }
-    assert len(shapes) == 1
 
 
 def test_rows_that_fill_no_step_are_counted_and_reported(
@@ -106,18 +107,6 @@ def test_the_state_is_plain_json(lock: Path) -> None:
     assert state["skip"] == [[3, 5]]
 
 
-def test_skipped_rows_are_left_out_the_same_way_for_any_world_size(lock: Path) -> None:
-    skip = [[4, 9], [30, 31], [40, 60]]
-    wanted = [r for r in range(161) if not any(a <= r < b for a, b in skip)]
-    for world in (1, 2, 3):
-        steps = [list(loader(lock, skip=skip, rank=r, world_size=world)) for r in range(world)]
-        seen = [
-            row for ranks in zip(*steps, strict=True) for part in ranks for row in rows_of(part)
-        ]
-        assert seen == wanted[: len(seen)]
-        assert len(wanted) - len(seen) < 12
-
-
 def test_rows_can_be_skipped_when_a_run_is_resumed(lock: Path) -> None:
     first = loader(lock, skip=[[2, 4]])
     iterator = iter(first)
@@ -143,15 +132,6 @@ def test_the_state_of_another_lock_is_refused_and_the_difference_named(
     with pytest.raises(ValidationError, match="another mixture") as caught:
         loader(other).load_state_dict(loader(lock).state_dict())
     assert caught.value.where == "seed: checkpoint has 20260101, this lock has 7"
-
-
-def test_a_position_that_is_no_whole_number_of_steps_is_refused(lock: Path) -> None:
-    batches = loader(lock, rows=12)
-    next(iter(batches))
-    state = batches.state_dict()
-    loader(lock, rows=6).load_state_dict(state)
-    with pytest.raises(UsageError, match="has consumed 12 rows, not a whole number of steps"):
-        loader(lock, rows=8).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -238,3 +218,210 @@ def test_a_checkpoint_of_a_lock_goes_on_with_the_lock_that_extends_it(lock: Path
     assert [rows_of(step) for step in resumed] == steps[old.steps :] != []
     with pytest.raises(ValidationError, match="another mixture"):  # never back to the shorter
         loader(lock).load_state_dict(resumed.state_dict())
+
+
+def test_defaults_say_that_there_is_no_lock() -> None:
+    loader = Own()
+    assert loader.lock is None
+    assert loader.rows_of_step(0).size == 0
+    assert loader.order_digest(0) is None
+    assert loader.skip == ()
+    assert loader.tokens_before(3) == 24
+    assert loader.ready(0.0)
+    with pytest.raises(UsageError, match="rows can be left out of a mixture lock alone"):
+        loader.leave_out([(0, 1)])
+    with pytest.raises(UsageError, match="the callback x needs a mixture lock"):
+        require_lock(loader, "the callback x")
+
+
+@given(
+    ranks=st.sampled_from([1, 2, 4]),
+    rows=st.integers(64, 200),
+    skip=st.tuples(st.integers(0, 60), st.integers(1, 5)),
+    data=st.data(),
+)
+def test_slices_of_ranks_are_contiguous_and_make_up_each_step(
+    ranks: int, rows: int, skip: tuple[int, int], data: st.DataObject
+) -> None:
+    left_out = [(skip[0], min(sum(skip), rows))] if skip[0] < rows else []
+    schedule = Steps(rows, StepSizes(((0, 4), (3, 8))), left_out)
+    first = data.draw(st.integers(0, schedule.count - 1))
+    steps = range(first, schedule.count)
+    slices = [_rows_of_ranks(schedule, steps, range(r, r + 1), ranks) for r in range(ranks)]
+    together = _rows_of_ranks(schedule, steps, range(ranks), ranks)
+    for step in steps:
+        parts = [found[numbers == step] for numbers, found in slices]
+        assert np.concatenate(parts).tolist() == schedule.rows(step).tolist()
+        assert together[1][together[0] == step].tolist() == schedule.rows(step).tolist()
+
+
+def test_a_difference_is_told_line_by_line() -> None:
+    old, new = {"seed": "1", "packing": "concat"}, {"seed": "2", "packing": "concat", "more": "3"}
+    assert lock_difference(old, new) == (
+        "seed: checkpoint has 1, this lock has 2; more: checkpoint has nothing, this lock has 3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({}, "its run has drawn rows from code, prose; some may be trained on again"),
+        ({"rows_consumed": 0}, None),
+        ({"lock": {"seed": "1", "source code": "dataset of another text, 9 rows"}}, None),
+        ({"lock": None}, None),
+    ],
+)
+def test_data_that_another_run_has_drawn_from_are_named(
+    tiny_mixture: Path, changed: dict[str, Any], says: str | None
+) -> None:
+    lock = Lock.read(tiny_mixture)
+    state = {"lock": describe_lock(lock), "rows_consumed": 8, "lock_digest": "of another mixture"}
+    assert drawn_before(state | changed, lock) == says
+    assert drawn_before(state | changed, None) is None
+
+
+def test_the_very_mixture_is_named_with_the_rows_trained_on(tiny_mixture: Path) -> None:
+    lock = Lock.read(tiny_mixture)
+    state = {"lock": describe_lock(lock), "rows_consumed": 8, "lock_digest": lock.digest}
+    said = drawn_before(state, lock)
+    assert said.startswith("its run has trained on the first 8 rows of this very mixture")
+
+
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("olm-prefetch")}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 7, 100])
+def test_items_come_once_and_in_order_at_any_depth(depth):
+    with closing(Prefetcher(iter(range(50)), depth)) as items:
+        assert list(items) == list(range(50))
+        with pytest.raises(StopIteration):
+            next(items)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_thread_never_runs_further_ahead_than_the_depth(depth):
+    made = 0
+    blocked = threading.Event()
+    taken = 0
+
+    def produce() -> Iterator[int]:
+        nonlocal made
+        for item in range(20):
+            made += 1
+            # one item may be in the producer's hands besides those that are ready
+            assert made <= taken + depth + 1
+            if made == depth + 1:
+                blocked.set()
+            yield item
+
+    with closing(Prefetcher(produce(), depth)) as items:
+        assert blocked.wait(600)  # reached its bound with nothing taken
+        for wanted in range(20):
+            taken = wanted + 1
+            assert next(items) == wanted
+        with pytest.raises(StopIteration):
+            next(items)
+
+
+def test_an_error_is_raised_by_the_next_that_needed_the_item_and_keeps_its_parts():
+    error = ValidationError("a block changed", where="shard-00003", fix="restore it")
+
+    def produce() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise error
+
+    with closing(Prefetcher(produce(), 5)) as items:
+        assert next(items) == 1
+        assert next(items) == 2
+        for _ in range(2):  # it does not turn into an end of data
+            with pytest.raises(ValidationError) as caught:
+                next(items)
+            assert caught.value is error
+
+
+def test_close_ends_a_thread_that_waits_for_room():
+    before = threads()
+    items = Prefetcher(iter(range(1000)), 2)
+    assert next(items) == 0
+    items.close()
+    items.close()
+    assert threads() <= before
+    with pytest.raises(RuntimeError, match="closed"):
+        next(items)
+
+
+class Circle:
+    """Keeps a prefetcher until the collector runs."""
+
+    def __init__(self, items: Iterator[int]) -> None:
+        self.held, self.me = Prefetcher(items, 1), self
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """The garbage collector runs where a test says so."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_collector")
+def test_a_prefetcher_may_be_collected_in_its_own_thread():
+    begun, dropped = threading.Event(), threading.Event()
+
+    def produce() -> Iterator[int]:
+        begun.set()
+        dropped.wait(600)
+        gc.collect()
+        yield 1
+
+    before = threads()
+    circle = Circle(produce())
+    begun.wait(600)
+    (thread,) = threads() - before
+    del circle
+    dropped.set()
+    thread.join(600)
+    assert not thread.is_alive()
+    gc.collect()  # what a finalizer raised is an error of this test
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_collector")
+def test_a_prefetcher_is_collected_while_its_thread_waits_for_the_same_thread():
+    begun, lock, got = threading.Event(), threading.Lock(), list[bool]()
+
+    def produce() -> Iterator[int]:
+        begun.set()
+        got.append(lock.acquire(timeout=10))
+        yield 1
+
+    before = threads()
+    with lock:
+        circle = Circle(produce())
+        begun.wait(600)
+        (thread,) = threads() - before
+        del circle
+        gc.collect()
+    thread.join(600)
+    assert got == [True]
+
+
+@pytest.mark.slow
+def test_an_interpreter_exits_while_the_thread_waits():
+    program = (
+        "from itertools import count; from olm_train.data.prefetch import Prefetcher;"
+        "items = Prefetcher(count(), 3); print(next(items), next(items))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 1\n", "")
+
+
+def test_a_depth_below_one_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        Prefetcher(iter([]), 0)

@@ -1,9 +1,12 @@
-"""Threads of a rank follow cores, quota, load and ranks; they are printed, recorded and kept."""
+"""What of its machine a rank uses: threads, and memory that it keeps."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from support.runs import config_values
 from olm_data.config.values import Values
 from olm_data.errors import UsageError
 from olm_train.distributed import threads
+from olm_train.distributed.host_memory import USERS, keep_freed_memory
 from olm_train.distributed.threads import Processors, cgroup_quota, choose, recorded_threads
 from olm_train.run.command import main
 from olm_train.run.config import RunConfig
@@ -133,3 +137,47 @@ def test_t12_a_run_says_records_and_keeps_its_threads(
         RunConfig.resolve(Values(config_values(tiny_mixture, tmp_path) | {"threads": 0}))
     planned = RunConfig.resolve(Values(config_values(tiny_mixture, tmp_path)))
     assert "CPU threads of a rank, on this machine: 1 (3 cores, load 8.0" in describe(planned, 1)
+
+
+GLIBC = platform.libc_ver()[0] == "glibc"
+FAULTS = """
+import os, resource, sys
+from olm_train.distributed.host_memory import keep_freed_memory
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+said = keep_freed_memory(sys.argv[1], os.environ)
+def step():
+    blocks = [b"a" * (4 << 20) for _ in range(16)]
+
+step(), step()
+before = faults()
+step(), step()
+print(said is not None, faults() - before)
+"""
+
+
+def faults_of(device: str, **variables: str) -> tuple[bool, int]:
+    """Whether memory is kept, and the page faults of two steps that make 64 MiB and free them."""
+    clean = {name: value for name, value in os.environ.items() if name not in USERS}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS, device],
+        env=clean | variables, capture_output=True, text=True, timeout=1200, check=True,
+    )  # fmt: skip
+    kept, count = done.stdout.split()
+    return kept == "True", int(count)
+
+
+@pytest.mark.skipif(not GLIBC, reason="another C library: nothing is changed")
+def test_blocks_freed_are_used_again_without_a_page_fault() -> None:
+    pages = 2 * 16 * (4 << 20) // os.sysconf("SC_PAGE_SIZE")
+    assert faults_of("cuda") == (False, pytest.approx(pages, rel=0.1))
+    kept, faults = faults_of("cpu")
+    assert kept
+    assert faults < pages / 10
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_what_the_user_set_stands(name: str) -> None:
+    assert keep_freed_memory("cpu", {name: "65536"}) is None

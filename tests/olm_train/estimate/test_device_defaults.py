@@ -1,4 +1,4 @@
-"""`auto` is what fits the device, said and recorded; what is given stays."""
+"""Accelerators by name, what a device can do, and what auto stands for there."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from support.training import MODEL, build
 
 from olm_data.config.values import Values
 from olm_train.estimate.device_defaults import Capability, resolve
+from olm_train.estimate.gpus import GPUS, device_peak_flops, gpu_named
 from olm_train.model.config import DecoderConfig
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.compiling import CompileConfig
@@ -71,10 +72,10 @@ def test_t7_attention_takes_what_the_heads_and_the_dtype_allow() -> None:
     assert chosen(H100, replace(WIDE, head_dim=20))[0] == "flex"
     module = TransformerTrainModuleConfig(rank_microbatch_size=32, dp_config=fp32)
     *_, why = resolve(WIDE, module, H100)
-    (line,) = [
-        f"{what}: {reason}" for what, reason in why.items() if what.startswith("attention flex")
-    ]
-    assert "not varlen, its kernels compute in 16 bits, not in float32; not flash, " in line
+    assert (
+        "not varlen, its kernels compute in 16 bits, not in float32; not flash, "
+        in why["attention flex"]
+    )
 
 
 def test_in_16_bits_a_cpu_multiplies_where_the_products_fit() -> None:
@@ -84,8 +85,7 @@ def test_in_16_bits_a_cpu_multiplies_where_the_products_fit() -> None:
     module = TransformerTrainModuleConfig(rank_microbatch_size=1024, dp_config=half)
     model, _, why = resolve(large, module, CPU)
     assert model.attention.backend == "sdpa"
-    (line,) = [f"{what}: {reason}" for what, reason in why.items() if what.startswith("attention")]
-    assert line == "attention sdpa: math could hold products of 4.5 GiB"
+    assert why["attention sdpa"] == "math could hold products of 4.5 GiB"
     model, _, _ = resolve(replace(large, n_layers=10), module, CPU)
     assert model.attention.backend == "math"  # 1.9 GiB
 
@@ -95,10 +95,8 @@ def test_a_soft_cap_of_attention_goes_to_what_has_one() -> None:
     assert chosen(H100, capped)[0] == "flex"
     assert chosen(CPU, capped)[0] == chosen(T4, capped)[0] == "sdpa"
     *_, why = resolve(capped, TransformerTrainModuleConfig(rank_microbatch_size=32), H100)
-    (line,) = [
-        f"{what}: {reason}" for what, reason in why.items() if what.startswith("attention flex")
-    ]
-    assert "not varlen, torch's varlen_attn has no soft cap of attention" in line
+    no_cap = "not varlen, torch's varlen_attn has no soft cap of attention"
+    assert no_cap in why["attention flex"]
 
 
 @pytest.mark.parametrize("capability", [CPU, H100, T4, PLAIN])
@@ -182,3 +180,58 @@ def test_t7_a_run_goes_on_with_another_back_end_and_no_other_model(
     other.fit()
     assert other.step == 3
     assert len(metrics(tmp_path / "run")) >= 3
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A100-PCIE-40GB", 312e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L20", None),
+        ("NVIDIA H100", None),
+        ("NVIDIA H20", None),
+        ("cpu", None),
+        ("", None),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA B300 SXM6 AC", 2250e12),
+        ("NVIDIA GB300", 2500e12),
+        ("AMD Instinct MI300X", 1307.4e12),
+        ("AMD Instinct MI300A", 980.6e12),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
+        ("NVIDIA H200 MIG 1g.18gb", None),
+        ("AMD Instinct MI250X", None),
+        ("NVIDIA GeForce RTX 4090", 165.2e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 4080 SUPER", None),
+        ("NVIDIA GeForce RTX 3090", 71e12),
+        ("NVIDIA GeForce RTX 3090 Ti", 80e12),
+        ("NVIDIA GeForce RTX 5090", 209.5e12),
+        ("NVIDIA RTX 6000 Ada Generation", 364.2e12),
+        ("NVIDIA RTX A6000", 154.8e12),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 503.8e12),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 438.9e12),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", None),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA A10G", None),
+        ("NVIDIA A40-48Q", None),
+        ("Tesla T4", 8.1e12),
+        ("Tesla V100-SXM2-32GB", 15.7e12),
+        ("Tesla V100-PCIE-16GB", 14e12),
+    ],
+)
+def test_a_peak_is_stated_for_whole_known_devices_alone(name: str, peak: float | None) -> None:
+    assert device_peak_flops(name) == peak
+
+
+@pytest.mark.parametrize("name", ["rtx-4090", "RTX 4090", "4090", "L4", "rtx6000ada", "t4"])
+def test_a_gpu_is_known_by_the_names_that_people_write(name: str) -> None:
+    assert gpu_named(name) in GPUS.values()
+    assert gpu_named(name).peak_flops > 0

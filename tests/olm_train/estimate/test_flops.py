@@ -1,4 +1,4 @@
-"""FLOPs: the formula counts what the model multiplies, and no device's peak is guessed."""
+"""Work of a step, and what a rank sends."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.batches import make_batch
-from support.model_options import CONFIG, OPTIONS
+from support.distributed import run_ranks
+from support.model_options import CONFIG, OPTIONS, drawn
+from support.traffic_ranks import LAYOUTS, sent
 from torch.utils.flop_counter import FlopCounterMode
 
 from olm_train.estimate.flops import attention_pairs, document_pairs, num_flops_per_token
 from olm_train.model.attention_dense import block_causal_mask
 from olm_train.model.config import DecoderConfig
-from olm_train.model.decoder import Decoder
-from olm_train.model.init import init_parameters
 from olm_train.model.presets import preset
 
 
 @pytest.mark.parametrize("change", OPTIONS, ids=str)
 def test_matrix_work_equals_torchs_own_count(change: dict[str, Any]) -> None:
     config = CONFIG.changed(**{**change, "vocab_multiple": 1})
-    model = Decoder(config)
-    init_parameters(model, 0)
+    model = drawn(config)
     batch = make_batch([[64]], vocab_size=50)
     with FlopCounterMode(display=False) as counter:
         model(batch.input_ids, doc_start=batch.doc_start).sum().backward()
@@ -63,3 +62,18 @@ def test_a_known_model_costs_what_is_published() -> None:
     # About 0.80 GFLOP a token for the 125M shape at 1,024 tokens and a vocabulary of 50,304.
     config = preset("olm-125m", vocab_size=50_304, head={"tied": True})
     assert 0.78e9 < num_flops_per_token(config, pairs_per_token=1025 / 2) < 0.82e9
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, tuple[int, int]]:
+    ranks = run_ranks(sent, 4)
+    return {name: max(rank[name] for rank in ranks) for name in LAYOUTS}
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("parallel")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_sends_what_was_foreseen(layout: str, found: dict[str, tuple[int, int]]) -> None:
+    counted, foreseen = found[layout]
+    # where a token's experts are is the router's choice
+    assert foreseen == pytest.approx(counted, rel=0.1 if layout == "experts" else 0.01)

@@ -1,4 +1,4 @@
-"""The decoder: documents are isolated, options have their effect, sizes are what they say."""
+"""The decoder: documents are isolated, options have their effect; and what looks into it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches import make_batch
-from support.model_options import CONFIG, OPTIONS, PADDED, stirred
+from support.model_options import CONFIG, OPTIONS, PADDED, drawn, stirred
 from support.plain_decoder import plain_logits
+from support.training import MODEL
+from torch import nn
 
-from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
-from olm_train.model.init import init_parameters
 from olm_train.model.loss import count_valid, loss_sums
-
-
-def build(config: DecoderConfig, seed: int = 0) -> Decoder:
-    model = Decoder(config)
-    init_parameters(model, seed)
-    return model
+from olm_train.model.tap import NO_TAP, ROW, Watcher, names_within, row_of
 
 
 @settings(max_examples=20)
@@ -30,7 +25,7 @@ def build(config: DecoderConfig, seed: int = 0) -> Decoder:
 def test_packed_loss_is_the_token_weighted_loss_of_the_documents_alone(
     lengths: list[int], seed: int
 ) -> None:
-    model = build(CONFIG)
+    model = drawn(CONFIG)
     batch = make_batch([lengths], vocab_size=50, seed=seed)
     with torch.no_grad():
         logits = model(batch.input_ids, doc_start=batch.doc_start, positions=batch.positions)
@@ -46,7 +41,7 @@ def test_packed_loss_is_the_token_weighted_loss_of_the_documents_alone(
 
 @pytest.mark.parametrize("shift_keys", [False, True])
 def test_no_gradient_flows_from_one_document_to_another(shift_keys: bool) -> None:
-    model = build(CONFIG.changed(attention={"shift_keys": shift_keys}))
+    model = drawn(CONFIG.changed(attention={"shift_keys": shift_keys}))
     batch = make_batch([[20, 12, 16]], vocab_size=50)
     embedded: list[torch.Tensor] = []
     model.embeddings.register_forward_hook(
@@ -85,7 +80,7 @@ def test_logits_are_those_of_the_formulas_for_each_document_alone(change: dict[s
 @pytest.mark.parametrize("change", PADDED, ids=str)
 def test_rows_that_pad_the_vocabulary_change_nothing_and_stay_zeros(change: dict[str, Any]) -> None:
     config = CONFIG.changed(**change)
-    model, plain = build(config), build(replace(config, vocab_multiple=1))
+    model, plain = drawn(config), drawn(replace(config, vocab_multiple=1))
     batch = make_batch([[20, 12]], vocab_size=50)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     for one in (model, plain):
@@ -104,7 +99,7 @@ def test_rows_that_pad_the_vocabulary_change_nothing_and_stay_zeros(change: dict
 
 
 def test_rotary_positions_are_relative() -> None:
-    model = build(CONFIG)
+    model = drawn(CONFIG)
     ids = make_batch([[16]], vocab_size=50).input_ids
     positions = torch.arange(16)[None]
     with torch.no_grad():
@@ -115,7 +110,7 @@ def test_rotary_positions_are_relative() -> None:
 
 
 def test_compute_dtype_reaches_the_logits_and_leaves_the_weights() -> None:
-    model = build(CONFIG)
+    model = drawn(CONFIG)
     batch = make_batch([[20, 12]], vocab_size=50)
     full = model(batch.input_ids, doc_start=batch.doc_start, positions=batch.positions)
     model.compute_dtype = torch.bfloat16
@@ -126,3 +121,39 @@ def test_compute_dtype_reaches_the_logits_and_leaves_the_weights() -> None:
         assert parameter.dtype == torch.float32
         assert parameter.grad.dtype == torch.float32
     torch.testing.assert_close(logits.float(), full, rtol=0.05, atol=0.02)
+
+
+def test_a_row_counts_means_and_variances_within_rows_of_the_batch() -> None:
+    x = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(1))
+    each = x.flatten(1)
+    wanted = torch.stack([torch.tensor(3.0), each.mean(1).sum(), each.var(1).sum(), x.abs().max()])
+    torch.testing.assert_close(row_of(x), wanted)
+
+
+def test_a_watcher_passes_all_on_and_keeps_rows_and_gradients_of_its_names() -> None:
+    slots = torch.zeros(2, ROW, requires_grad=True)
+    watcher = Watcher(("", "inner.w"), slots)
+    x = torch.randn(2, 3, requires_grad=True)
+    y = watcher.within("inner")("w", x * 2)
+    assert watcher("other", y) is y
+    z = watcher("", y * 3)
+    assert torch.equal(z, x * 6)
+    z.sum().backward()
+    assert torch.equal(x.grad, torch.full_like(x, 6))
+    assert torch.equal(slots.grad[:, 3], torch.tensor([1.0, 3.0]))
+    assert torch.equal(torch.stack(watcher.rows)[1], row_of(x.detach() * 2))
+
+
+def test_no_tap_does_nothing() -> None:
+    x = torch.ones(1)
+    assert NO_TAP.within("a")("b", x) is x
+
+
+def test_names_are_those_of_modules_that_compute_something() -> None:
+    block = Decoder(MODEL, device="meta").blocks[0]
+    names = names_within(block)
+    assert names[0] == ""
+    assert "attention.w_qkv" in names
+    gone = {n for n, each in block.named_modules() if isinstance(each, nn.Identity)}
+    assert gone
+    assert not gone & set(names)

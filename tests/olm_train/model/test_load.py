@@ -1,7 +1,8 @@
-"""A saved model comes back as it was; code of others runs only where somebody says so."""
+"""Models saved and loaded."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sys
@@ -10,16 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors import safe_open
 from support.kill import killed_at_each_operation
 from support.own_parts import ScaledConfig, ScaledDecoder
 from tokenizers import Tokenizer
 
 from olm_data.errors import InputError, UsageError, ValidationError
+from olm_data.model_folder import read_about
+from olm_data.storage.store import Store
 from olm_train.extensions.generate.command import main
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
 from olm_train.model.load import load_saved
+from olm_train.model.weights_folder import load_exported
 
 SHAPE = {"vocab_size": 512, "vocab_multiple": 100, "d_model": 16, "n_layers": 2, "n_heads": 2}
 
@@ -42,6 +47,12 @@ def loaded(folder: Path, **options: object) -> Decoder:
     found = load_saved(folder, **options)  # type: ignore[arg-type]
     assert isinstance(found, Decoder)
     return found
+
+
+def changed(folder: Path, **changes: object) -> None:
+    """Replace fields of what the folder says of itself."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def same(a: Decoder, b: Decoder) -> bool:
@@ -133,8 +144,7 @@ def test_a_class_is_not_imported_unasked_nor_ever_from_the_folder_itself(
     folder = tmp_path / "m"
     drawn().save(folder)
     (folder / "evil_part.py").write_text("open('ran', 'w')\nclass Evil: ...\n")
-    about = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(about | {"model_class": "evil_part:Evil"}))
+    changed(folder, model_class="evil_part:Evil")
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     with pytest.raises(InputError, match="not part of this program"):
@@ -158,8 +168,7 @@ def test_a_class_that_is_not_there_is_named(
     tmp_path: Path, change: dict[str, str], says: str
 ) -> None:
     drawn().save(tmp_path)
-    about = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(about | change))
+    changed(tmp_path, **change)
     with pytest.raises(UsageError) as raised:
         load_saved(tmp_path, trust=True)
     assert says in str(raised.value)
@@ -169,13 +178,10 @@ def test_a_shape_larger_than_its_weights_and_a_folder_without_any_are_refused(
     tmp_path: Path,
 ) -> None:
     drawn().save(tmp_path / "m")
-    file = tmp_path / "m/config.json"
-    about = json.loads(file.read_text())
+    shape = json.loads((tmp_path / "m/config.json").read_text())["model"]
     for field, value in (("n_layers", 8000), ("vocab_multiple", 1 << 16), ("d_model", 8)):
-        about_model = about["model"] | {field: value}
-        if field == "vocab_multiple":
-            about_model["d_model"] = 1 << 18
-        file.write_text(json.dumps(about | {"model": about_model}))
+        wide = {"d_model": 1 << 18} if field == "vocab_multiple" else {}
+        changed(tmp_path / "m", model=shape | {field: value} | wide)
         with pytest.raises(ValidationError):
             load_saved(tmp_path / "m")
     with pytest.raises(InputError, match="no exported weights"):
@@ -202,3 +208,35 @@ def test_generate_takes_a_saved_model_and_its_class_with_trust(
     without = CliRunner().invoke(main, [str(tmp_path / "none"), *few])
     assert (without.exit_code, "no tokenizer" in without.output) == (4, True)
     shutil.rmtree(tmp_path / "none")
+
+
+CONFIG = DecoderConfig(vocab_size=10, vocab_multiple=16, d_model=4, n_layers=1, n_heads=1)
+
+
+def test_the_folder_is_safetensors_and_json(tmp_path: Path) -> None:
+    model = Decoder(CONFIG, dtype=torch.float32)
+    init_parameters(model, 0)
+    model.save(tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    data = (tmp_path / "model.safetensors").read_bytes()
+    assert about["weights"] == {
+        "file": "model.safetensors",
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    assert (about["format"], about["version"], about["carried"]) == ("olm-model", 3, [])
+    assert about["model_class"] == "olm_train.model.decoder:Decoder"
+    assert about["config_class"] == "olm_train.model.config:DecoderConfig"
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert set(file.keys()) == dict(model.named_parameters()).keys()
+        assert torch.equal(file.get_tensor("embeddings.weight"), model.embeddings.weight[:10])
+
+
+def test_folders_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    Decoder(CONFIG, dtype=torch.float32).save(tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    old = {k: v for k, v in about.items() if not k.endswith("_class")}
+    old |= {"version": 2, "step": 7, "lock_digest": "a" * 64}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    assert read_about(Store(str(tmp_path))).step == 7
+    assert load_exported(str(tmp_path)).about.model_class == "olm_train.model.decoder:Decoder"

@@ -1,7 +1,4 @@
-"""Losses: ignored labels count for nothing; every implementation gives the plain one's numbers.
-
-The compiled one: test_train_module.py. The head under FSDP2: parallel/test_apply.py.
-"""
+"""Losses: plain, in chunks, and which one a run takes."""
 
 from __future__ import annotations
 
@@ -14,9 +11,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.batches import make_batch
+from support.model_options import CONFIG, drawn
 from support.training import MODEL, build, micro_batches, train
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from olm_data.errors import UsageError
+from olm_train.model.config import DecoderConfig
 from olm_train.model.head import Head
 from olm_train.model.loss import (
     LossSums,
@@ -25,7 +26,7 @@ from olm_train.model.loss import (
     loss_sums,
     sum_by_piece,
 )
-from olm_train.model.loss_chunked import by_label_chunked
+from olm_train.model.loss_chunked import by_label_chunked, chunked_loss
 from olm_train.model.loss_config import LossChoice, LossConfig
 
 V, D = 61, 16
@@ -245,3 +246,83 @@ def test_sums_by_piece_are_those_of_numpy() -> None:
     for piece, (low, high) in enumerate(pairwise(offsets.tolist())):
         assert float(nats[piece]) == by_label[low:high].double().sum()
         assert int(counts[piece]) == (labels.flatten()[low:high] != -100).sum()
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([[3, 1, 1, 3, 1, 2, 2, 5]])])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_gradients_in_fp64_equal_differences(chunked: bool, weights: torch.Tensor | None) -> None:
+    model = drawn(CONFIG.changed(attention={"qk_norm": "head"}), dtype=torch.float64)
+    batch = make_batch([[5, 3]], vocab_size=50)
+
+    def sums(logits, labels, weights):  # type: ignore[no-untyped-def]
+        return loss_sums(logits, labels, 1e-4, weights)
+
+    chunks = chunked_loss(sums, 3)
+
+    def loss() -> torch.Tensor:
+        def reduce(head, x):  # type: ignore[no-untyped-def]
+            if chunked:
+                return chunks(head, x, batch.labels, weights)
+            return sums(head.logits(x), batch.labels, weights)
+
+        return model(
+            batch.input_ids, doc_start=batch.doc_start, positions=batch.positions, reduce=reduce
+        ).total
+
+    total = loss()
+    assert total.dtype == torch.float64
+    total.backward()
+    step = 1e-5
+    for parameter in (model.norm.weight, next(model.blocks[0].parameters())):
+        place = (0,) * parameter.ndim
+        with torch.no_grad():
+            found = []
+            for sign in (1, -1):
+                parameter[place] += sign * step
+                found.append(loss())
+                parameter[place] -= sign * step
+        slope = (found[0] - found[1]) / (2 * step)
+        # In fp32 the two losses differ by no more than their rounding.
+        assert float(parameter.grad[place]) == pytest.approx(float(slope), rel=1e-6, abs=1e-9)
+
+
+def test_auto_takes_chunks_where_the_logits_would_not_fit() -> None:
+    model = DecoderConfig(vocab_size=100_000, d_model=64, n_layers=1, n_heads=1)
+
+    def chosen(microbatch: int, compiling: bool = False, **options: Any) -> LossChoice:
+        return LossConfig(**options).choose(model, microbatch=microbatch, compiling=compiling)
+
+    assert chosen(8192).name == "plain"
+    assert chosen(8192).chunk_size is None
+    assert chosen(8192, compiling=True).name == "compiled"
+    large = chosen(16384)  # 100,000 x 16,384 x 10 bytes = 16.4 GB
+    assert (large.name, large.chunk_size) == ("chunked", 4096)
+    assert large.why == "logits of a micro-batch need 16.4 GB > max_logits_gb 16"
+    assert chosen(16384, chunk_size=1024).chunk_size == 1024
+    assert chosen(16384, max_logits_gb=20.0).name == "plain"
+    assert chosen(8192, max_logits_gb=1.0).name == "chunked"
+    assert chosen(16384, name="plain").name == "plain"
+    assert not chosen(16384, name="chunked").compiled
+    assert chosen(16384, True, name="chunked").compiled
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"name": "chunky"}, "did you mean 'chunked'"),
+        ({"name": "plain", "chunk_size": 8}, "has no chunks"),
+        ({"name": "chunked", "max_logits_gb": 1.0}, "no effect without name: auto"),
+        ({"z_loss_multiplier": 0.0}, "z_loss_multiplier is above 0, not 0.0"),
+        ({"name": "linear_cross_entropy", "z_loss_multiplier": 1.0}, "linear_cross_entropy"),
+    ],
+)
+def test_options_without_effect_are_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        LossConfig(**options)
+
+
+def test_linear_cross_entropy_is_refused_for_a_soft_cap_and_for_pads() -> None:
+    config = LossConfig(name="linear_cross_entropy")
+    for model in (MODEL.changed(head={"softcap": 5.0}), replace(MODEL, vocab_multiple=128)):
+        with pytest.raises(UsageError, match=r"head\.softcap and no padded"):
+            config.choose(model, microbatch=8, compiling=False)

@@ -1,4 +1,4 @@
-"""Mixture of experts: a loop over experts, token by token, is what it computes."""
+"""Mixtures of experts, drawn or begun from a dense model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.model_options import drawn
 from torch import Tensor
 
+from olm_data.errors import UsageError
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.feed_forward import GatedFeedForward
 from olm_train.model.mixture import MixtureConfig, MixtureOfExperts, Routed, Routing
+from olm_train.model.upcycle import Slices, dense_name, put_copies, refuse_unequal
 
 WIDTH = 16
 SMALL: dict[str, Any] = {"n_experts": 6, "top_k": 2, "hidden_size": 24}
@@ -197,3 +200,74 @@ def test_blocks_with_experts_come_after_the_dense_ones() -> None:
     assert config.num_params == sum(p.numel() for p in model.parameters())
     idle = 2 * 4 * 3 * WIDTH * 24
     assert config.num_active_params == config.num_params - idle
+
+
+SIZES: dict[str, Any] = {"vocab_size": 61, "d_model": 32, "n_layers": 2, "n_heads": 4}
+DENSE = DecoderConfig(**SIZES, feed_forward={"hidden_size": 40}, init_std=0.2)
+EXPERTS: dict[str, Any] = {"name": "moe", "n_experts": 6, "top_k": 2, "hidden_size": 40}
+NORMALISED = EXPERTS | {"normalize_scores": True}
+
+
+def mixture(**options: Any) -> DecoderConfig:
+    return DENSE.changed(feed_forward=options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        NORMALISED,
+        NORMALISED | {"scores": "sigmoid", "score_scale": 2.5},
+        NORMALISED | {"first_dense": 1, "dense_hidden_size": 40, "balance": None},
+        NORMALISED | {"top_k": 1},
+        EXPERTS | {"top_k": 6},
+    ],
+)
+@torch.no_grad()
+def test_logits_are_those_of_the_dense_model(options: dict[str, Any]) -> None:
+    dense, model = drawn(DENSE, 1), drawn(mixture(**options), 2)
+    refuse_unequal(DENSE, model.config)
+    source = dict(dense.named_parameters())
+
+    def read(name: str, where: Slices) -> Tensor:
+        return source[name][where]
+
+    for name, parameter in model.named_parameters():
+        whole = tuple(slice(0, size) for size in parameter.shape)
+        if dense_name(name) is not None:
+            put_copies(parameter.data, whole, name, read, model.config)
+        elif "router" not in name:
+            parameter.copy_(source[name])
+    ids = torch.randint(61, (2, 30), generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(model(ids), dense(ids), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dense", "options", "said"),
+    [
+        ({}, EXPERTS, "feed_forward.normalize_scores is false"),
+        ({}, EXPERTS | {"top_k": 6, "scores": "sigmoid"}, "feed_forward.normalize_scores is false"),
+        ({}, NORMALISED | {"hidden_size": 48}, "feed_forward.hidden_size is 48, not 40"),
+        ({}, NORMALISED | {"shared_hidden_size": 8}, "feed_forward.shared_hidden_size"),
+        (
+            *({}, NORMALISED | {"first_dense": 1, "dense_hidden_size": 48}),
+            "feed_forward.dense_hidden_size is 48, not 40",
+        ),
+        ({}, {"name": "swiglu", "hidden_size": 40}, "is no mixture of experts"),
+        ({"head": {"tied": True}}, NORMALISED, r"model\.head\.tied is False, not True"),
+        (
+            *({"feed_forward": {"name": "geglu", "hidden_size": 40}}, NORMALISED),
+            "the feed-forward layer of the weights is geglu",
+        ),
+        (
+            *({"feed_forward": {"hidden_size": 40, "bias": True}}, NORMALISED),
+            "the feed-forward layer of the weights is swiglu with biases",
+        ),
+        ({"feed_forward": NORMALISED}, NORMALISED, "the feed-forward layer of the weights is moe"),
+    ],
+)
+def test_a_mixture_with_other_logits_is_refused(
+    dense: dict[str, Any], options: dict[str, Any], said: str
+) -> None:
+    refuse_unequal(DENSE.changed(attention={"backend": "sdpa"}), mixture(**NORMALISED))
+    with pytest.raises(UsageError, match=said):
+        refuse_unequal(DENSE.changed(**dense), mixture(**options))

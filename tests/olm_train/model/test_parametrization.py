@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.model_options import drawn
 from support.runs import build_trainer
 from support.training import MODEL
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from olm_data.errors import UsageError, ValidationError
 from olm_train.model.block import BlockConfig
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
-from olm_train.model.init import init_parameters, initial_std
+from olm_train.model.init import initial_std
 from olm_train.model.parametrization import TABLES, BaseConfig
 from olm_train.optim.adamw import AdamConfig, AdamWConfig
 from olm_train.optim.base import OptimConfig
@@ -39,12 +40,6 @@ OURS = DecoderConfig(
     positions={"name": "learned", "max_positions": 8},
 )  # fmt: skip
 """m_N = 4, m_L = 2, with a tensor of each role."""
-
-
-def made(config: DecoderConfig, seed: int = 0) -> Decoder:
-    model = Decoder(config)
-    init_parameters(model, seed)
-    return model
 
 
 def options(model: Decoder, optim: OptimConfig) -> dict[str, dict[str, Any]]:
@@ -88,7 +83,7 @@ def test_the_numbers_of_a_model_four_times_as_wide_and_twice_as_deep() -> None:
         assert initial_std(OURS, name) == pytest.approx(std), name
     scaling = OURS.scaling
     assert (scaling.residual, scaling.logits, scaling.attention(16)) == (1 / 2, 1 / 4, 1 / 16)
-    weight = made(OURS).get_parameter("blocks.3.attention.w_out.weight")
+    weight = drawn(OURS).get_parameter("blocks.3.attention.w_out.weight")
     assert weight.std().item() == pytest.approx(0.005 * 0.9866, rel=0.02)  # cut off at 3
 
 
@@ -135,7 +130,7 @@ def test_lion_has_the_rates_of_adamw_and_overrides_are_multiplied() -> None:
 
 def same_run(config: DecoderConfig, optim: OptimConfig) -> list[Tensor]:
     """Weights before and after three steps, and logits."""
-    model, found = made(config), list[Tensor]()
+    model, found = drawn(config), list[Tensor]()
     ids = torch.arange(40).view(2, 20) % config.vocab_size
     found += [p.detach().clone() for p in model.parameters()]
     optimizer = optim.build(model)
@@ -194,7 +189,7 @@ def watched(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Mean |activation| after some steps, by place, how far logits moved, and gradients."""
     base = None if name == "sp" else BaseConfig(d_model=64, n_layers=2)
-    model = made(
+    model = drawn(
         DecoderConfig(
             vocab_size=64,
             d_model=width,
@@ -264,7 +259,7 @@ def added(layers: int) -> float:
         base=BaseConfig(**BASE),
     )  # fmt: skip
     ids = torch.randint(64, (2, 64), generator=torch.Generator().manual_seed(0))
-    model = made(config)
+    model = drawn(config)
     with torch.no_grad():
         x = model.embeddings(ids)
         y = model.blocks[0](x, None, model.contexts(ids)[0])

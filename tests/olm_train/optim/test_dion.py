@@ -13,18 +13,15 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
 from support.distributed import run_ranks
+from support.model_options import drawn
 from support.training import MODEL, ROWS, build, digest, full, train
 from torch import Tensor
 
-from olm_data.errors import UsageError
 from olm_train.distributed.world import World
-from olm_train.model.decoder import Decoder
-from olm_train.model.init import init_parameters
 from olm_train.model.shards import assign, like
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.dion import Dion, DionConfig, Stack, rank_of
 from olm_train.optim.division import CutMatrix, Matrix
-from olm_train.optim.groups import GroupOverride
 from olm_train.parallel.config import ExpertParallelConfig, TensorParallelConfig
 from olm_train.train_module import TransformerTrainModule
 
@@ -133,8 +130,7 @@ def test_each_matrix_takes_the_steps_of_a_reference_and_all_else_those_of_adamw(
 
 
 def one_matrix(**options: Any) -> tuple[Any, Dion]:
-    model = Decoder(MODEL)
-    init_parameters(model, 0)
+    model = drawn(MODEL)
     optimizer = DionConfig(
         **{"lr": 1.0, "weight_decay": 0.0, "adjust_lr": "none", **options}
     ).build(model)
@@ -189,33 +185,6 @@ def test_it_learns_as_adamw_does() -> None:
     )
     assert dion.losses[-1] < 0.95 * dion.losses[0]
     assert dion.losses[-1] < 1.05 * adamw.losses[-1]
-
-
-@pytest.mark.parametrize(
-    "option",
-    [{"mu": 0.5}, {"rank_fraction": 0.5}, {"adjust_lr": "none"}, {"weight_decay": 0.5}],
-    ids=str,
-)
-def test_each_option_has_an_effect(option: dict[str, Any]) -> None:
-    plain, changed = (stepped(module_of(**each)) for each in ({}, option))
-    name = "blocks.0.attention.w_out.weight"
-    assert not torch.equal(plain[name], changed[name])
-
-
-@pytest.mark.parametrize("option", [{"rank_fraction": 0.0}, {"rank_fraction": 1.5}, {"mu": 1.0}])
-def test_values_out_of_range_are_refused(option: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=next(iter(option))):
-        DionConfig(**option)
-
-
-def test_a_group_has_a_momentum_and_a_rate_of_its_own() -> None:
-    override = GroupOverride(params=["blocks.0.*"], opts={"mu": 0.5, "lr": 0.0})
-    module = module_of(group_overrides=[override])
-    names = [name for name, _ in module.model.named_parameters()]
-    before, after = full(module)["model"], stepped(module)
-    moved = {name for name in names if not torch.equal(before[name], after[name])}
-    assert moved == {name for name in names if not name.startswith("blocks.0.")}
-    assert {g["momentum"] for g in module.optimizer.param_groups if "parts" in g} == {0.5, 0.95}
 
 
 def test_a_run_goes_on_to_the_bit() -> None:

@@ -1,16 +1,25 @@
-"""Parameter groups: matrices decay, and every parameter is claimed exactly once."""
+"""Which parameter has which options, its clipping, and optimisers that a program gives."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
+from support.auto_runs import decoder
+from support.model_options import drawn
+from torch import nn
 
+from olm_data.config.convert import as_dict
 from olm_data.errors import UsageError
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
-from olm_train.optim.groups import GroupOptions, GroupOverride, check_claims, parameter_groups
+from olm_train.optim.adamw import AdamWConfig
+from olm_train.optim.clip import clip_gradients, total_norm
+from olm_train.optim.given import built, given_optim
+from olm_train.optim.groups import GroupOptions, GroupOverride, parameter_groups
+from olm_train.optim.state import names_of
 
 CONFIG = DecoderConfig(
     vocab_size=50, d_model=32, n_layers=2, n_heads=4, attention={"qk_norm": "head"}
@@ -44,22 +53,6 @@ def test_a_frozen_parameter_is_in_no_group() -> None:
     model.embeddings.weight.requires_grad_(False)
     groups = parameter_groups(model, weight_decay=0.1, decay_embeddings=True)
     assert "embeddings.weight" not in [name for group in groups for name in group["names"]]
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda names: names[1:], "claimed by no group"),
-        (lambda names: [*names, names[0]], "claimed more than once"),
-        (lambda names: [*names, "blocks.9.x"], "not a trainable parameter"),
-    ],
-)
-def test_a_parameter_claimed_by_none_or_twice_is_named(edit, message: str) -> None:  # type: ignore[no-untyped-def]
-    model = Decoder(CONFIG, device="meta")
-    names = [name for name, _ in model.named_parameters()]
-    check_claims(model, [{"names": names}])
-    with pytest.raises(ValueError, match=message):
-        check_claims(model, [{"names": edit(names)}])
 
 
 def groups_of(*overrides: GroupOverride) -> list[dict]:  # type: ignore[type-arg]
@@ -110,3 +103,81 @@ def test_an_override_that_does_not_fit_is_refused_by_name(
 def test_an_option_out_of_range_is_refused(opts: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         GroupOverride(params=["*"], opts=opts)
+
+
+TWO_BLOCKS = DecoderConfig(vocab_size=50, d_model=32, n_layers=2, n_heads=4)
+
+
+def clipped(limit: float | None, *overrides: GroupOverride) -> dict[str, float]:
+    """Norms of the gradients after clipping: of the embeddings, and of the rest."""
+    model = drawn(TWO_BLOCKS)
+    optimizer = AdamWConfig(group_overrides=list(overrides)).build(model)
+    for i, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i))
+    clip_gradients(optimizer, total_norm(model.parameters()), limit)
+    table = model.embeddings.weight
+    rest = [p for p in model.parameters() if p is not table]
+    return {"table": float(total_norm([table])), "rest": float(total_norm(rest))}
+
+
+def test_all_are_clipped_together() -> None:
+    free, both = clipped(None), clipped(1.0)
+    assert abs(both["table"] ** 2 + both["rest"] ** 2 - 1) < 1e-4
+    assert abs(both["table"] / both["rest"] - free["table"] / free["rest"]) < 1e-4
+
+
+def test_a_group_with_a_limit_is_clipped_by_its_own_norm_and_counts_in_no_other() -> None:
+    own = GroupOverride(params=["embeddings.weight"], opts={"max_grad_norm": 0.25})
+    free, alone, with_all = clipped(None), clipped(None, own), clipped(1.0, own)
+    assert abs(alone["table"] - 0.25) < 1e-4
+    assert alone["rest"] == free["rest"]
+    assert abs(with_all["table"] - 0.25) < 1e-4
+    assert abs(with_all["rest"] - 1) < 1e-4
+
+
+def test_its_configuration_tells_what_it_is_and_builds_it() -> None:
+    model = decoder()
+    config = given_optim(torch.optim.AdamW, model, {"lr": 0.5, "weight_decay": 0.2})
+    assert as_dict(config) == {
+        "kind": "torch.optim.AdamW",
+        "options": {"lr": 0.5, "weight_decay": 0.2},
+        "lr": 0.5,
+        "betas": [0.9, 0.999],
+        "weight_decay": 0.2,
+        "decay_embeddings": True,
+        "group_overrides": [],
+    }
+    groups = config.build(model).param_groups
+    assert [(g["weight_decay"], g["peak_lr"]) for g in groups] == [(0.2, 0.5), (0.0, 0.5)]
+    assert given_optim(torch.optim.SGD, model, {"lr": 0.5}).betas == (0.0, 0.0)
+
+
+def test_an_instance_goes_along_with_the_parameters_of_its_model() -> None:
+    model = nn.Linear(2, 2)
+    own = torch.optim.SGD([{"params": [model.bias], "lr": 0.1}, {"params": [model.weight]}], lr=0.2)
+    config = given_optim(own, model, {})
+    assert config.lr == 0.2
+    model.to("meta")  # other parameters, by the same names
+    assert config.build(model) is own
+    assert [group["params"] for group in own.param_groups] == [[model.bias], [model.weight]]
+    assert [group["peak_lr"] for group in own.param_groups] == [0.1, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda model: torch.optim.LBFGS, "needs no closure|calls the model itself"),
+        (lambda model: torch.optim.SGD(copy.deepcopy(model).parameters()), "none of the model's"),
+    ],
+)
+def test_what_cannot_be_one_is_refused(make: Any, what: str) -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(UsageError, match=what):
+        built(make(model), model, {}, names_of(model))
+
+
+def test_wrong_options_are_refused_by_name() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(UsageError, match=r"torch\.optim\.SGD does not take these options") as error:
+        given_optim(torch.optim.SGD, model, {"lr": 0.1, "betas": (0.9, 0.9)})
+    assert "betas" in (error.value.why or "")

@@ -1,4 +1,4 @@
-"""Schedules: pure, bounded, continuous, warm up monotonically and end where they say."""
+"""Learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from olm_train.optim.schedule import (
     Power,
     Sequential,
 )
-from olm_train.optim.schedule_base import LRSchedule
+from olm_train.optim.schedule_base import LRSchedule, Position
 
 TO_ALPHA_F = [Linear, CosineWithWarmup, Exponential, WSD, CosineWithWarmupAndLinearDecay, Power]
 SMOOTH = [*TO_ALPHA_F, InvSqrt]
@@ -48,35 +48,19 @@ def runs(draw: st.DrawFn) -> tuple[LRSchedule, int, int]:
 
 
 @given(runs())
-def test_factor_stays_between_zero_and_the_peak(run: tuple[LRSchedule, int, int]) -> None:
-    schedule, _, max_steps = run
-    assert all(0.0 <= schedule.lr_factor(t, max_steps) <= 1.0 for t in range(max_steps + 1))
-
-
-@given(runs())
-def test_warm_up_rises_strictly_from_zero_to_one(run: tuple[LRSchedule, int, int]) -> None:
+def test_it_rises_strictly_to_the_peak_and_never_again_and_ends_at_alpha_f(
+    run: tuple[LRSchedule, int, int],
+) -> None:
     schedule, warmup, max_steps = run
-    rise = [schedule.lr_factor(t, max_steps) for t in range(warmup + 1)]
+    factors = [schedule.lr_factor(t, max_steps) for t in range(max_steps + 1)]
+    rise, fall = factors[: warmup + 1], factors[warmup:]
     assert rise == sorted(set(rise))
     assert rise[-1] == 1.0
-    if warmup:
-        assert rise[0] == 0.0
-        assert schedule.lr_factor(1, max_steps) > 0
-
-
-@given(runs())
-def test_after_the_warm_up_it_never_rises(run: tuple[LRSchedule, int, int]) -> None:
-    schedule, warmup, max_steps = run
-    fall = [schedule.lr_factor(t, max_steps) for t in range(warmup, max_steps + 1)]
+    assert not warmup or rise[0] == 0.0
     assert fall == sorted(fall, reverse=True)
-
-
-@given(runs())
-def test_the_last_step_is_exactly_at_alpha_f(run: tuple[LRSchedule, int, int]) -> None:
-    schedule, _, max_steps = run
-    assume(not isinstance(schedule, InvSqrt))  # it knows no end
-    expected = getattr(schedule, "alpha_f", 1.0)
-    assert schedule.lr_factor(max_steps, max_steps) == expected
+    assert fall[-1] >= 0.0
+    if not isinstance(schedule, InvSqrt):  # it knows no end
+        assert fall[-1] == getattr(schedule, "alpha_f", 1.0)
 
 
 @given(runs())
@@ -114,6 +98,7 @@ def test_known_values() -> None:
     assert [wsd.lr_factor(t, 100) for t in (10, 50, 80, 90, 100)] == [1, 1, 1, 0.5, 0]
     assert WSD().lr_factor(95, 100) == 0.5  # a tenth of the run by default
     assert [WSD(decay=0).lr_factor(t, 9) for t in (1, 8, 9)] == [1, 1, 0]
+    assert CosineWithWarmup(warmup_fraction=0.1, alpha_f=0.2).lr_factor(1, 1) == 0.2
     assert Constant(warmup=4).lr_factor(3, 100) == 0.75
     cut = CosineWithWarmupAndLinearDecay(decay=50, cosine_alpha_f=0.1)
     assert cut.lr_factor(50, 100) == pytest.approx(0.55)
@@ -189,6 +174,12 @@ def test_a_part_of_a_sequence_that_would_stay_at_zero_is_refused() -> None:
         (Sequential, {"schedulers": [Linear(), Linear()]}),
         (Sequential, {"schedulers": [Linear(), Linear()], "lengths": [0]}),
         (Sequential, {"schedulers": [Linear(units="tokens")]}),
+        (WSD, {"warmup": 5, "warmup_fraction": 0.1}),
+        (WSD, {"warmup": -1}),
+        (WSD, {"warmup_fraction": 1.5}),
+        (WSD, {"alpha_f": 1.1}),
+        (WSD, {"alpha_f": float("nan")}),
+        (WSD, {"decay": 5, "decay_fraction": 0.1}),
     ],
     ids=str,
 )
@@ -199,8 +190,58 @@ def test_options_out_of_range_are_refused(
         kind(**options)  # type: ignore[arg-type]
 
 
-def test_parts_that_do_not_fit_into_the_run_are_refused_with_numbers() -> None:
-    with pytest.raises(UsageError, match="150 steps long together; the run is 100"):
-        WSDS(period_lengths=[100, 50]).lr_factor(1, 100)
-    with pytest.raises(UsageError, match="100 steps long together; the run is 100"):
-        Sequential(schedulers=[Linear(), Linear()], lengths=[100]).lr_factor(1, 100)
+def position(step: int, max_steps: int, tokens: int, max_tokens: int) -> Position:
+    return Position(step=step, max_steps=max_steps, tokens=tokens, max_tokens=max_tokens)
+
+
+@given(st.integers(1, 5000), st.floats(0, 0.5), st.floats(0, 0.5))
+def test_fractions_round_as_olmo_core_rounds_them(end: int, warmup: float, decay: float) -> None:
+    schedule = WSD(warmup_fraction=warmup, decay_fraction=decay)
+    length = schedule.warmup_length(end)
+    assert length == round(end * warmup) or length == end - 1
+    room = end - length
+    assert schedule.decay_length(end, room) in (round(end * decay), room)
+    schedule.lr_factor(end, end)  # fits, whatever is rounded up
+
+
+@pytest.mark.parametrize(
+    ("end", "warmup", "decay", "expected"),
+    [
+        (105, 0.1, 0.1, (10, 10)),
+        (107, 0.1, 0.1, (11, 11)),
+        (25, 0.5, 0.1, (12, 2)),
+        (7, 0.5, 0.5, (4, 3)),
+    ],
+)
+def test_known_roundings(end: int, warmup: float, decay: float, expected: tuple[int, int]) -> None:
+    schedule = WSD(warmup_fraction=warmup, decay_fraction=decay)
+    length = schedule.warmup_length(end)
+    assert (length, schedule.decay_length(end, end - length)) == expected
+
+
+def test_a_schedule_in_tokens_does_not_look_at_steps() -> None:
+    schedule = Linear(units="tokens", warmup=1000, alpha_f=0.0)
+    assert schedule.factor(position(1, 2, 500, 11_000)) == 0.5
+    assert schedule.factor(position(2, 2, 6000, 11_000)) == 0.5
+    assert Linear(warmup=2).factor(position(1, 4, 6000, 11_000)) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        (CosineWithWarmup(warmup=100), "warm-up of 100 steps"),
+        (WSD(warmup=50, decay=60), "decay of 60 steps"),
+        (WSDS(period_lengths=[100, 50]), "150 steps long together; the run is 100"),
+        (
+            Sequential(schedulers=[Linear(), Linear()], lengths=[100]),
+            "100 steps long together; the run is 100",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_into_the_run_are_refused_with_numbers(
+    schedule: LRSchedule, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        schedule.lr_factor(50, 100)
+    with pytest.raises(ValueError, match="101 is outside"):
+        schedule.lr_factor(101, 100)

@@ -19,10 +19,7 @@ from olm_train.model.decoder import Decoder
 from olm_train.parallel.config import DataParallelConfig
 
 pytestmark = pytest.mark.xdist_group("parallel")  # its fixtures are made once
-
 STRATEGIES = ["fsdp", "ddp"]
-
-
 Ranks = list[dict[Any, Any]]
 
 

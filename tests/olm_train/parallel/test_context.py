@@ -35,7 +35,6 @@ from support.training import LENGTHS, ROWS, build, watched
 from support.training import assert_alike as assert_near
 
 from olm_data.errors import UsageError
-from olm_train.data.dealing import ContextShare, Dealing
 from olm_train.distributed.world import World
 from olm_train.model.decoder import build_decoder
 from olm_train.model.head import Head
@@ -44,7 +43,6 @@ from olm_train.parallel.context import require_tokens_alone
 from olm_train.parallel.mesh import CUT, Mesh
 
 pytestmark = pytest.mark.xdist_group("context")  # its fixtures are made once
-
 Ranks = list[dict[Any, Any]]
 
 
@@ -183,17 +181,6 @@ def test_losses_of_labels_are_shown_as_on_one_rank(ranks: Ranks) -> None:
 # ---- one process ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("degree", [2, 4])
-def test_positions_of_a_share_are_those_in_the_document(degree: int) -> None:
-    whole = Dealing(degree, (None,))(make_batch(LONG, vocab_size=8))
-    for rank in range(degree):
-        share = ContextShare.take(whole, rank, lambda share: [])
-        places = share.own
-        assert torch.equal(share.positions[0], whole.positions.flatten()[places])
-        assert torch.equal(share.labels[0], whole.labels.flatten()[places])
-        assert torch.equal(share.input_ids[0], whole.input_ids.flatten()[places])
-
-
 def test_weights_are_cut_over_ranks_that_share_rows_too() -> None:
     assert DataParallelConfig().mesh(8, cp=4) == Mesh(dp_shard=2, cp=4)
     mesh = DataParallelConfig(name="hsdp", num_replicas=2).mesh(8, cp=2)
@@ -203,18 +190,22 @@ def test_weights_are_cut_over_ranks_that_share_rows_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "message"),
+    ("heads", "degree", "tp", "message"),
     [
-        ({"n_kv_heads": 2}, {"degree": 4, "exchange": "ulysses"}, "set it to 2, or set"),
-        ({"n_kv_heads": 1}, {"degree": 2, "exchange": "ulysses"}, "exchange: gather"),
+        (2, 4, 1, "set it to 2, or set"),
+        (1, 2, 1, "exchange: gather"),
+        (2, 2, 2, "as many each of 1 heads of keys"),
     ],
 )
 def test_heads_that_cannot_be_dealt_are_refused_with_what_to_set(
-    change: dict[str, Any], options: dict[str, Any], message: str
+    heads: int, degree: int, tp: int, message: str
 ) -> None:
-    model = build_decoder(replace(of("grouped"), **change), device="meta")
+    model = build_decoder(replace(of("grouped"), n_kv_heads=heads), device="meta")
+    config = ContextParallelConfig(degree=degree, exchange="ulysses")
+    if tp > 1:
+        require_tokens_alone(config, model)
     with pytest.raises(UsageError, match=message):
-        require_tokens_alone(ContextParallelConfig(**options), model)
+        require_tokens_alone(config, model, tp)
 
 
 def test_what_needs_whole_documents_on_a_rank_is_refused_by_name() -> None:

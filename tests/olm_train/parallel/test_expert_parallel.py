@@ -33,7 +33,6 @@ from olm_train.parallel.expert import require_dealable
 from olm_train.parallel.mesh import Mesh
 
 pytestmark = pytest.mark.xdist_group("dealt")  # its fixtures are made once
-
 Ranks = list[dict[Any, Any]]
 QUICK = ["muon", "limit"]
 """Optimisers of two ranks: four have all."""

@@ -21,11 +21,8 @@ pytestmark = [
     pytest.mark.xdist_group("parallel"),  # its fixtures are made once
     pytest.mark.slow,
 ]
-
 UNITS = MODEL.n_layers + 1
 """What FSDP2 gathers and reduces at a time: each block, and the rest."""
-
-
 Ranks = list[dict[Any, Any]]
 
 
@@ -103,7 +100,7 @@ def test_torch_shards_sums_and_writes_as_the_mesh_says(strategy: str, ranks: Ran
     for number, own in enumerate(found):
         same = [rank for rank, other in enumerate(found) if other["pieces"] == own["pieces"]]
         assert tuple(same) == mesh.group(number, *CUT.copies)
-        assert own["norm"] == [axis for axis in CUT.norms if mesh.degree(axis) > 1]
+        assert own["norm"] == [axis for axis in CUT.parted + CUT.sharded if mesh.degree(axis) > 1]
     written = found[0]["written"]
     assert {shard for shard, _ in written} == {*range(mesh.dp_shard)}
     assert all(writer in mesh.group(shard, *CUT.copies) for shard, writer in written)

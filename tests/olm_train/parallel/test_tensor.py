@@ -43,13 +43,11 @@ from olm_train.estimate.memory import memory_of_step
 from olm_train.model.decoder import build_decoder
 from olm_train.model.loss_config import LossConfig
 from olm_train.model.shards import CUT_TENSORS
-from olm_train.parallel.config import ContextParallelConfig, TensorParallelConfig
-from olm_train.parallel.context import require_tokens_alone
+from olm_train.parallel.config import TensorParallelConfig
 from olm_train.parallel.mesh import Mesh
 from olm_train.parallel.tensor import require_cuttable
 
 pytestmark = pytest.mark.xdist_group("tensor")  # its fixtures are made once
-
 Ranks = list[dict[Any, Any]]
 QUICK = ["muon"]
 
@@ -187,14 +185,6 @@ def test_models_that_cannot_be_cut_are_refused_with_what_can(
     choice = LossConfig().choose(model.config, microbatch=32, compiling=False)
     with pytest.raises(UsageError, match=f"(?s){message}"):
         require_cuttable(model, choice, Mesh(tp=tp))
-
-
-def test_heads_of_a_rank_that_ulysses_cannot_deal_are_refused() -> None:
-    model = build_decoder(BASE, device="meta")
-    config = ContextParallelConfig(degree=2, exchange="ulysses")
-    require_tokens_alone(config, model)
-    with pytest.raises(UsageError, match="as many each of 1 heads of keys"):
-        require_tokens_alone(config, model, 2)
 
 
 def test_what_needs_all_logits_or_other_attention_is_refused_by_name() -> None:
