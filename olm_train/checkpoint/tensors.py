@@ -428,17 +428,12 @@ def fill(tensors: Mapping[str, Tensor], files: Store, index: Index) -> None:
     Raises:
         ValidationError: a file became shorter.
     """
-    parts = []
-    for name, tensor in tensors.items():
-        for held, where in local_blocks(tensor):
-            start = [place.start for place in where]
-            for chunk in index.tensors[name].chunks:
-                boxes = zip(chunk.offsets, chunk.sizes, start, held.shape, strict=True)
-                shared = [(max(a, b), min(a + n, b + m)) for a, n, b, m in boxes]
-                if all(first < stop for first, stop in shared):
-                    parts.append((chunk, name, shared, held[_slices(shared, start)]))
-    for chunk, name, shared, target in sorted(parts, key=lambda p: (p[0].file, p[0].start)):
-        target.copy_(_read(files, index, name, chunk, shared))
+    blocks = [
+        (name, held, [place.start for place in where])
+        for name, tensor in tensors.items()
+        for held, where in local_blocks(tensor)
+    ]
+    _fill_blocks(blocks, files, index)
 
 
 def read_rows(files: Store, index: Index, name: str, first: int, stop: int) -> Tensor:
@@ -453,15 +448,27 @@ def read_rows(files: Store, index: Index, name: str, first: int, stop: int) -> T
         ValidationError: a file became shorter.
     """
     entry = index.tensors[name]
-    start = (first, *[0] * (len(entry.shape) - 1))
     found = torch.empty((stop - first, *entry.shape[1:]), dtype=entry.torch_dtype)
-    for chunk in entry.chunks:
-        rows = (max(first, chunk.offsets[0]), min(stop, chunk.offsets[0] + chunk.sizes[0]))
-        if rows[0] < rows[1]:
-            others = zip(chunk.offsets[1:], chunk.sizes[1:], strict=True)
-            wanted = [rows, *((at, at + size) for at, size in others)]
-            found[_slices(wanted, start)] = _read(files, index, name, chunk, wanted)
+    _fill_blocks([(name, found, [first, *[0] * (len(entry.shape) - 1)])], files, index)
     return found
+
+
+def _fill_blocks(
+    blocks: Iterable[tuple[str, Tensor, Sequence[int]]], files: Store, index: Index
+) -> None:
+    """Fill parts of tensors: the name of each, the part itself, and where it begins in the whole.
+
+    The files are read one after another, each from its beginning on.
+    """
+    parts = []
+    for name, held, start in blocks:
+        for chunk in index.tensors[name].chunks:
+            boxes = zip(chunk.offsets, chunk.sizes, start, held.shape, strict=True)
+            shared = [(max(a, b), min(a + n, b + m)) for a, n, b, m in boxes]
+            if all(first < stop for first, stop in shared):
+                parts.append((chunk, name, shared, held[_slices(shared, start)]))
+    for chunk, name, shared, target in sorted(parts, key=lambda p: (p[0].file, p[0].start)):
+        target.copy_(_read(files, index, name, chunk, shared))
 
 
 def _slices(bounds: Sequence[tuple[int, int]], start: Sequence[int]) -> tuple[slice, ...]:

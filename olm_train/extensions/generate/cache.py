@@ -11,8 +11,8 @@ they are after rotation, so their order in the ring is of no account.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from olm_train.model.attention_backend import Attend, KeySource, Scores, keys_before
 from olm_train.model.attention_dense import attention_by_products
+
+T = TypeVar("T")
 
 
 class Places(NamedTuple):
@@ -127,10 +129,7 @@ class KVCache:
         self.lengths += lengths
         longest = max(self.lengths)
         ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1
-        places = {
-            window: self._places(first, lengths, window)
-            for window in {layer.window for layer in self._layers}
-        }
+        places = self._by_window(lambda window: self._places(first, lengths, window))
         return [
             _Prefill(layer, context, places[layer.window], first, ends, longest)
             for layer, context in zip(self._layers, contexts, strict=True)
@@ -141,10 +140,7 @@ class KVCache:
         kept: its own and the earlier ones are seen."""
         row, length = len(self.lengths) - 1, self.lengths[-1]
         self.lengths[-1] = length + count
-        masks = {
-            window: self._mask(length, count, window)
-            for window in {layer.window for layer in self._layers}
-        }
+        masks = self._by_window(lambda window: self._mask(length, count, window))
         longest = max(self.lengths)
         return [_Extend(layer, row, length, masks[layer.window], longest) for layer in self._layers]
 
@@ -158,9 +154,7 @@ class KVCache:
 
     def decode(self) -> list[KeySource]:
         """Return the contexts with which the next token of each row is computed, and kept."""
-        visible = {
-            window: self._visible(window) for window in {layer.window for layer in self._layers}
-        }
+        visible = self._by_window(self._visible)
         self.lengths = [length + 1 for length in self.lengths]
         longest = max(self.lengths)
         return [_Decode(layer, visible[layer.window], longest) for layer in self._layers]
@@ -173,6 +167,10 @@ class KVCache:
                 layer.move(last, row)
         self.lengths[row] = self.lengths[last]
         del self.lengths[last]
+
+    def _by_window(self, of: Callable[[int | None], T]) -> dict[int | None, T]:
+        """Return what follows from a window alone, once for all layers that have it."""
+        return {window: of(window) for window in {layer.window for layer in self._layers}}
 
     def _places(self, first: int, lengths: Sequence[int], window: int | None) -> Places:
         source, rows, slots = [], [], []
