@@ -58,14 +58,14 @@ class LayerCache:
 
     Attributes:
         window: most keys that are kept; None: all.
-        keys, values: [rows, K, slots, D], in the dtype of the layer; None before the first prefill.
+        kept: keys and values [2, rows, K, slots, D], in the dtype of the layer; None before the
+            first prefill.
         last: [rows, K, D], the last key of each row before rotation, where keys are shifted.
     """
 
     def __init__(self, window: int | None) -> None:
         self.window = window
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
+        self.kept: Tensor | None = None
         self.last: Tensor | None = None
 
     def reserve(self, like: Tensor, rows: int, length: int) -> tuple[Tensor, Tensor]:
@@ -75,24 +75,22 @@ class LayerCache:
             like: [..., K, D], of the dtype and on the device of what is to be kept.
         """
         slots = length if self.window is None else min(length, self.window)
-        if self.keys is None or self.values is None:
-            shape = (rows, like.shape[-2], slots, like.shape[-1])
-            self.keys, self.values = like.new_zeros(shape), like.new_zeros(shape)
+        if self.kept is None:
+            self.kept = like.new_zeros(2, rows, like.shape[-2], slots, like.shape[-1])
         else:
-            had_rows, _, had_slots, _ = self.keys.shape
+            _, had_rows, _, had_slots, _ = self.kept.shape
             if slots > had_slots:  # twice as many, so that few tokens cause a copy
                 slots = max(slots, 2 * had_slots)
                 slots = slots if self.window is None else min(slots, self.window)
             more = (0, 0, 0, max(0, slots - had_slots), 0, 0, 0, max(0, rows - had_rows))
             if any(more):
-                self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
-        return self.keys, self.values
+                self.kept = F.pad(self.kept, more)
+        return self.kept[0], self.kept[1]
 
     def move(self, source: int, target: int) -> None:
         """Let a row be what another one is."""
-        if self.keys is not None and self.values is not None:
-            self.keys[target] = self.keys[source]
-            self.values[target] = self.values[source]
+        if self.kept is not None:
+            self.kept[:, target] = self.kept[:, source]
         if self.last is not None:
             self.last[target] = self.last[source]
 
