@@ -261,11 +261,7 @@ stages:
   - {name: short, tokens: 1024, sequence_length: 8, weights: {code: 1, more: 3}}
   - {name: last, tokens: 1024, weights: {more: 1}}
 """
-
-
 ROWS = 12 * 8
-
-
 """Rows of 32 tokens of the first 12 steps."""
 
 

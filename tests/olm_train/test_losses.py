@@ -114,8 +114,6 @@ def agree(found: Any, expected: Any) -> None:
 
 
 NONE = IGNORE_INDEX
-
-
 EMPTY = [[0, 2, NONE], [NONE, NONE, NONE], [1, 1, 0], [NONE, NONE, NONE]]
 
 
@@ -200,8 +198,6 @@ def test_the_loss_of_a_decoder_logs_terms_as_its_sums_are() -> None:
 
 
 S = 16
-
-
 WEIGHTS = st.lists(st.integers(1, 1000), min_size=ROWS, max_size=ROWS)
 
 

@@ -266,13 +266,6 @@ def test_steps_outside_the_run_and_empty_batches_are_refused(step: int, parts: l
         module.train_step(batches, step, STEPS)
 
 
-def test_default_config_and_refusals() -> None:
-    config = TransformerTrainModuleConfig(rank_microbatch_size=32)
-    assert config.scheduler == Constant()
-    with pytest.raises(UsageError, match="max_grad_norm"):
-        replace(config, max_grad_norm=0.0)
-
-
 def test_a_decoder_with_its_weights_trains_as_one_of_that_shape_and_seed() -> None:
     given = Decoder(MODEL)
     init_parameters(given, 5)
@@ -286,24 +279,6 @@ def test_a_decoder_with_its_weights_trains_as_one_of_that_shape_and_seed() -> No
         assert {n: float(v) for n, v in ours.items()} == {n: float(v) for n, v in theirs.items()}
     assert digest(own.model.state_dict()) == digest(drawn.model.state_dict())
     assert {parameter.dtype for parameter in given.parameters()} == {torch.float32}
-
-
-def test_a_compile_config_without_compiling_is_refused() -> None:
-    with pytest.raises(UsageError, match="no effect without compile_model"):
-        TransformerTrainModuleConfig(
-            rank_microbatch_size=8,
-            compile_model=False,
-            compile_config=CompileConfig(fullgraph=False),
-        )
-
-
-def test_tensor_parallelism_is_refused_beside_products_that_keep_all_tokens() -> None:
-    with pytest.raises(UsageError, match="tp_config does not go with ao_recipe: mxfp8"):
-        TransformerTrainModuleConfig(
-            rank_microbatch_size=64,
-            tp_config=TensorParallelConfig(degree=2),
-            float8_config=Float8Config(ao_recipe="mxfp8"),
-        )
 
 
 def test_parts_of_ones_own_are_taken_and_written_with_their_import_path() -> None:
@@ -322,9 +297,28 @@ def test_parts_of_ones_own_are_taken_and_written_with_their_import_path() -> Non
     }
 
 
-def test_what_is_no_part_is_refused() -> None:
-    with pytest.raises(UsageError, match="loss is"):
-        TransformerTrainModuleConfig(rank_microbatch_size=8, loss=StairsConfig(every=2))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_grad_norm": 0.0}, "max_grad_norm"),
+        (
+            {"compile_model": False, "compile_config": CompileConfig(fullgraph=False)},
+            "no effect without compile_model",
+        ),
+        (
+            {
+                "tp_config": TensorParallelConfig(degree=2),
+                "float8_config": Float8Config(ao_recipe="mxfp8"),
+            },
+            "tp_config does not go with ao_recipe: mxfp8",
+        ),
+        ({"loss": StairsConfig(every=2)}, "loss is"),
+    ],
+)
+def test_options_that_do_not_go_are_refused(options: dict[str, Any], says: str) -> None:
+    assert TransformerTrainModuleConfig(rank_microbatch_size=64).scheduler == Constant()
+    with pytest.raises(UsageError, match=says):
+        TransformerTrainModuleConfig(rank_microbatch_size=64, **options)
 
 
 WAITING = {

@@ -376,7 +376,12 @@ def recorded() -> tuple[Any, str]:
     buffer.record_one(1, "largest", sharded.max(), Reduce.max)
     buffer.record_one(1, "mean", sharded.mean(), Reduce.sum)
     buffer.record_one(1, "plain", world.rank, Reduce.sum)
+    for kind in Reduce:
+        buffer.record_one(1, f"by {kind}", float(world.rank + 1), kind)
+    if world.rank == 1:
+        buffer.record_one(1, "here alone", 7.0, Reduce.mean)
     collected = buffer.collect(1)
+    assert buffer.collect(1) == []
     if world.main:
         buffer.record_one(2, "norm", sharded.norm(), None)
     try:
@@ -385,9 +390,12 @@ def recorded() -> tuple[Any, str]:
         return collected, error.what
 
 
-def test_a_sharded_value_is_that_of_all_shards_and_of_one_rank_alone_is_refused() -> None:
+def test_ranks_reduce_what_they_have_and_a_sharded_value_is_that_of_all_shards() -> None:
     norm = float(torch.arange(1.0, 7.0).norm())
     for ((_, found),), refused in run_ranks(recorded, 2):
         assert found["norm"] == pytest.approx(norm, rel=1e-6)
         assert (found["largest"], found["mean"], found["plain"]) == (6.0, 7.0, 1.0)
+        by_kind = [found[f"by {kind}"] for kind in ("mean", "sum", "max", "min")]
+        assert by_kind == [1.5, 3.0, 2.0, 1.0]
+        assert found["here alone"] == 7.0
         assert "'norm' of step 2 is sharded, and was not recorded on every rank" in refused

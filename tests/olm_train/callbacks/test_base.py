@@ -29,7 +29,7 @@ from olm_train.checkpoint.manifest import Kind
 from olm_train.distributed.preempt import Preempted
 from olm_train.distributed.world import World
 from olm_train.extensions.notices.notifier import NotifierCallback
-from olm_train.metrics import MetricsBuffer, Reduce
+from olm_train.metrics import Reduce
 
 
 class Seen(Callback):
@@ -271,8 +271,6 @@ def test_each_run_gets_callbacks_of_its_own() -> None:
 
 
 STEPS = 8
-
-
 build = partial(build_trainer, stop=STEPS, quiet=True)
 
 
@@ -387,24 +385,6 @@ def test_what_is_recorded_after_the_last_step_is_named(
 
     build(tiny_mixture, tmp_path, callbacks={"late": Late()}).fit()
     assert "recorded after the last step, not logged: too late" in capsys.readouterr().err
-
-
-def reduced_over_two_ranks() -> Mapping[str, float]:
-    world = group_world()
-    buffer = MetricsBuffer(world)
-    for kind in Reduce:
-        buffer.record_one(1, kind.value, float(world.rank + 1), kind)
-    if world.rank == 1:
-        buffer.record_one(1, "here alone", 7.0, Reduce.mean)
-    ((step, values),) = buffer.collect(1)
-    assert step == 1
-    assert buffer.collect(9) == []
-    return values
-
-
-def test_metrics_are_reduced_over_the_ranks_that_have_them() -> None:
-    one, two = run_ranks(reduced_over_two_ranks, 2)
-    assert one == two == {"mean": 1.5, "sum": 3.0, "max": 2.0, "min": 1.0, "here alone": 7.0}
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.booleans())

@@ -298,8 +298,6 @@ SLOW = (
     "--train_module.optim.group_overrides=[{params: [norm.weight], opts: {lr: 1e-4}}]",
     "--trainer.callbacks.checkpointer.enabled=false",
 )
-
-
 OFF = "--trainer.callbacks.lr_monitor.enabled=false"
 
 

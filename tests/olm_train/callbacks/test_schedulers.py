@@ -35,20 +35,12 @@ from olm_train.run.config import RunConfig
 from olm_train.run.dry_run import describe
 
 pytestmark = pytest.mark.xdist_group("batch-sizes")  # its fixtures are made once
-
-
 SCHEDULER = "--trainer.callbacks.batch_size_scheduler"
-
-
 GROWING = (
     f"{SCHEDULER}={{batch_sizes: [256, 512, 1024], schedule: [{{value: 0, unit: steps}}, "
     "{value: 1100, unit: tokens}, {value: 8, unit: steps}]}"
 )
-
-
 MICRO = "--train_module.rank_microbatch_size=64"
-
-
 SIZES = [256] * 5 + [512] * 3 + [1024] * 3
 
 
@@ -242,11 +234,7 @@ def test_a_loader_of_ones_own_has_one_size_unless_it_says_more() -> None:
 
 
 PREFIX = "--trainer.callbacks.sequence_length_scheduler"
-
-
 SPLIT = f"{PREFIX}={{min_sequence_length: 8, warmup_steps: 6}}"
-
-
 CUT = f"{PREFIX}={{min_sequence_length: 8, warmup_steps: 6, truncate: true, keep_multiple_of: 4}}"
 
 
@@ -337,8 +325,6 @@ def test_it_needs_a_lock() -> None:
 
 
 ROWS = np.arange(2 * STEPS, dtype=np.int64)
-
-
 NAMES = ("input_ids", "labels", "doc_start", "positions", "rows")
 
 

@@ -30,8 +30,6 @@ MODEL = (
     "--model={d_model: 16, n_layers: 2, n_heads: 2, vocab_multiple: 100, "
     "feed_forward: {hidden_size: 32}}"
 )
-
-
 NO_STATE = ("--trainer.load_trainer_state=false", "--trainer.load_optim_state=false")
 
 

@@ -164,6 +164,7 @@ def left_by(lock: Path, folder: Path, stop: int, options: str) -> list[int]:
         ("{save_steps: [2, 4, 5], max_checkpoints: 2}", [4, 5, 7]),
         ("{save_steps: [2, 4], fixed_steps: [3], remove: all_non_permanent}", [2, 3, 4, 7]),
         ("{save_steps: [2], save_interval: 5}", [2, 5, 7]),
+        ("{save_interval: 2, max_checkpoints: 2, fixed_steps: [3]}", [3, 4, 6, 7]),
     ],
 )
 def test_what_is_left_after_seven_steps(
@@ -189,6 +190,8 @@ def test_ephemeral_ones_of_an_earlier_run_go_with_the_next_save(
         {"save_interval": 0},
         {"save_interval": 5, "ephemeral_save_interval": 5},
         {"ephemeral_save_interval": 0},
+        {"ephemeral_cooldown": 3},
+        {"max_checkpoints": 2, "remove": Removal.never},
         *({"save_steps": steps} for steps in ([4, 2], [2, 2], [0])),
     ],
 )
@@ -240,21 +243,6 @@ def test_an_ephemeral_checkpoint_waits_after_one_that_stays() -> None:
     assert steps() == [2, 4, 6, 8, 12, 14, 16, 18]
     assert steps(ephemeral_cooldown=1) == [2, 4, 8, 12, 14, 16, 18]
     assert steps(ephemeral_cooldown=3) == [2, 4, 14, 16, 18]
-    with pytest.raises(UsageError, match="no effect without ephemeral_save_interval"):
-        CheckpointerConfig(ephemeral_cooldown=3)
-
-
-def test_so_many_of_the_newest_permanent_ones_stay(tiny_mixture: Path, tmp_path: Path) -> None:
-    build_trainer(
-        tiny_mixture,
-        tmp_path,
-        "--trainer.callbacks.checkpointer={save_interval: 2, max_checkpoints: 2, fixed_steps: [3]}",
-        stop=8,
-        quiet=True,
-    ).fit()
-    assert candidates(tmp_path) == ["step00000008", "step00000006", "step00000003"]
-    with pytest.raises(UsageError, match="no effect with remove: never"):
-        CheckpointerConfig(max_checkpoints=2, remove=Removal.never)
 
 
 OPTIONS = (

@@ -30,11 +30,7 @@ from olm_train.extensions.downstream.evaluation import EvaluationData
 from olm_train.extensions.harness.model import OlmLM
 
 BY = ["input", "document_length", "position", "context"]
-
-
 NAME = "--trainer.callbacks.lm_evaluator"
-
-
 ALL = (f"{NAME}.eval_on_startup=true", f"{NAME}.by=[{', '.join(BY)}]")
 
 
@@ -178,8 +174,6 @@ def test_a_set_without_documents_is_refused_instead_of_measured_as_nan(
 
 
 TEXTS = ["a", "the fox", "seven owls sleep while a dog jumps.\n", "def f(x):\n    return x", "über"]
-
-
 EOS = "<|endoftext|>"
 
 

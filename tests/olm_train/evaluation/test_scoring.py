@@ -61,11 +61,7 @@ def test_a_line_says_what_was_left_out() -> None:
 
 
 REFERENCE: dict[str, Any] = json.loads(GOLDEN.read_text())
-
-
 V1, V2 = False, True
-
-
 """Whether lengths count the leading space; ours do."""
 
 
@@ -176,8 +172,6 @@ def test_a_log_probability_that_is_no_number_is_no_wrong_answer() -> None:
 
 
 LENGTH = 48
-
-
 """Tokens of a row: some made-up requests are longer."""
 
 

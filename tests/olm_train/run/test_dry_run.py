@@ -24,8 +24,6 @@ from olm_train.run.config import RunConfig
 from olm_train.run.dry_run import DryRunPlan, describe, first_rows
 
 FOR_FOUR = "--train_module.rank_microbatch_size=64"
-
-
 """Ranks that share the tiny mixture's batch."""
 
 
@@ -102,13 +100,6 @@ def test_a_gpu_without_bf16_is_planned_in_float32(tiny_mixture: Path, tmp_path: 
     assert "no bf16" in why["dtype float32"]
 
 
-def test_the_text_of_a_first_row_is_on_one_line_without_escapes_of_its_spaces(
-    tiny_mixture: Path,
-) -> None:
-    lines = list(first_rows(Lock.read(tiny_mixture), list(range(8))))
-    assert not [line for line in lines if "\\n" in line]
-
-
 def test_first_rows_show_the_documents_the_first_step_trains_on(tiny_mixture: Path) -> None:
     lock = Lock.read(tiny_mixture)
     lines = list(first_rows(lock, list(range(8))))
@@ -116,6 +107,7 @@ def test_first_rows_show_the_documents_the_first_step_trains_on(tiny_mixture: Pa
     assert [head.split(":")[0] for head in heads] == ["row 0", "row 1"]
     assert any(re.match(r"    document \d+, \d+ tokens: \S", line) for line in lines)
     assert lines[-1] == "... and 6 more rows in this step"
+    assert not [line for line in lines if "\\n" in line]  # texts are on one line, without escapes
 
 
 def test_rows_whose_text_cannot_be_shown_do_not_fail_the_dry_run(

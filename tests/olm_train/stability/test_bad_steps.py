@@ -21,8 +21,6 @@ from olm_train.stability.gate import NonFinite, SkipStepOptions, StepGuard
 from olm_train.stability.report import BadSteps, NonFiniteError, write_report
 
 CPU = torch.device("cpu")
-
-
 PAIRS = {
     "adamw": (AdamWConfig(lr=1e-2), SkipStepAdamWConfig(lr=1e-2, rolling_interval_length=8)),
     "lion": (LionConfig(lr=1e-3), SkipStepLionConfig(lr=1e-3, rolling_interval_length=8)),

@@ -39,8 +39,6 @@ from olm_train.extensions.generate.sampling import Sampling
 from olm_train.extensions.generate.template import ChatTemplate
 
 pytestmark = pytest.mark.xdist_group("generate")  # its fixtures are made once
-
-
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -305,11 +303,7 @@ def test_on_a_terminal_it_asks_and_streams(saved: Path) -> None:
 
 
 PROMPTS = ["the quick", "def f", "", "seven owls sleep", "a"]
-
-
 END = ["--trainer.hard_stop={value: 3, unit: steps}"]
-
-
 SPARSE = ["--trainer.callbacks.lm_evaluator.eval_interval=100"]
 
 

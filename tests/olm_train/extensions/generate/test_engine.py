@@ -62,8 +62,6 @@ class Chain(TextRunner):
 
 
 GREEDY = Sampling(temperature=0)
-
-
 RING = {n: [9.0 if other == (n + 1) % 5 else 0.0 for other in range(5)] for n in range(5)}
 
 
@@ -130,8 +128,6 @@ wish = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.4]),
     seed=st.integers(0, 99),
 )
-
-
 request = st.builds(
     TextRequest,
     prompt=st.lists(st.integers(0, 49), min_size=1, max_size=16).map(tuple),
@@ -285,11 +281,7 @@ SCALINGS = [
     Llama3Scaling(factor=8, old_context_len=32),
     YaRNScaling(factor=4, old_context_len=64),
 ]
-
-
 window = st.one_of(st.just(-1), st.integers(1, 12))
-
-
 shapes = st.fixed_dictionaries(
     {
         "n_kv_heads": st.sampled_from([1, 2, 4]),
@@ -318,8 +310,6 @@ shapes = st.fixed_dictionaries(
         else shape | {"positions": shape["positions"] | {"theta_windowed": None}}
     )
 )
-
-
 texts = st.lists(st.lists(st.integers(0, 49), min_size=1, max_size=20), min_size=1, max_size=4)
 
 

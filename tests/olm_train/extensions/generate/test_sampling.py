@@ -204,8 +204,6 @@ def test_no_stop_string_holds_nothing_back(tmp_path: Path) -> None:
 
 
 TURNS = [Message("system", "Be short."), Message("user", "Hi"), Message("assistant", " Ho. ")]
-
-
 CHATML = """\
 {%- for m in messages %}
     {%- if m['role'] not in ['system', 'user', 'assistant'] %}

@@ -26,14 +26,8 @@ from olm_train.extensions.tracking.comet import CometCallback, flat
 from olm_train.extensions.tracking.feeder import Feeder
 
 KEY = "abcdefghABCDEFGH0123456"
-
-
 PATIENT = 300.0
-
-
 """A slow machine is no server that hangs."""
-
-
 CONFIG = {"seed": 3, "model": {"width": 8, "tags": ["a", "b"]}}
 
 
