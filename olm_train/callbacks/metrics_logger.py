@@ -85,14 +85,16 @@ class MetricsLoggerCallback(Callback):
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         loader = self.trainer.data_loader
         tokens = loader.tokens_before(step) if loader.unit == "tokens" else 0
-        line = Step(step=step, time=_now(), tokens=tokens, metrics=dict(metrics))
+        epoch = self._epochs.pop(step, loader.epoch)
+        values: Values = dict(metrics)
+        line = Step(step=step, time=_now(), tokens=tokens, epoch=epoch, metrics=values, version=2)
         rows = loader.rows_of_step(step - 1)
         if rows.size:
             first, stop = int(rows[0]), int(rows[-1]) + 1
             skipped, order = clip_ranges(loader.skip, first, stop), loader.order_digest(step - 1)
-            line = replace(line, rows=(first, stop), skipped=skipped, order=order)
-        else:
-            line = replace(line, epoch=self._epochs.pop(step, loader.epoch), version=2)
+            line = replace(
+                line, epoch=1, rows=(first, stop), skipped=skipped, order=order, version=1
+            )
         self._write(line)
 
     def log_evaluation(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
