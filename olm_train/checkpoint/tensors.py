@@ -241,7 +241,7 @@ class Box(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class Piece(NamedTuple):
+class StoredPiece(NamedTuple):
     """A box in a file: the tensor's name, where it begins in it, the file, first byte, sizes."""
 
     tensor: str
@@ -277,12 +277,12 @@ class TensorsFile:
                     file.flush()
                     os.fsync(file.fileno())
 
-    def add(self, tensor: Tensor) -> Piece:
+    def add(self, tensor: Tensor) -> StoredPiece:
         """Write the elements of the next box row by row; return where they are."""
         assert self._file is not None
         box, start = next(self._boxes), self._file.tell()
         self._file.write(bytes_of(tensor))
-        return Piece(box.tensor, box.offsets, self._name, start, box.shape)
+        return StoredPiece(box.tensor, box.offsets, self._name, start, box.shape)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -363,7 +363,9 @@ class IndexedWriter(StorageWriter):
 
 
 def index_of(
-    pieces: Sequence[Piece], wholes: Mapping[str, tuple[str, tuple[int, ...]]], values: JsonObject
+    pieces: Sequence[StoredPiece],
+    wholes: Mapping[str, tuple[str, tuple[int, ...]]],
+    values: JsonObject,
 ) -> Index:
     """Return the index of what was written.
 
@@ -372,7 +374,7 @@ def index_of(
         wholes: dtype and shape of each tensor.
         values: what is no tensor.
     """
-    found: dict[str, list[Piece]] = {}
+    found: dict[str, list[StoredPiece]] = {}
     for piece in pieces:
         found.setdefault(piece.tensor, []).append(piece)
     files = sorted({piece.file for piece in pieces})

@@ -26,7 +26,7 @@ from olm_train.checkpoint.tensors import (
     MAX_BYTES,
     Box,
     Index,
-    Piece,
+    StoredPiece,
     TensorsFile,
     dtype_name,
     fill,
@@ -66,7 +66,7 @@ def write_gradients(
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
 
-    def write() -> list[Piece]:
+    def write() -> list[StoredPiece]:
         parts = [
             part
             for name, gradient in gradients.items()
@@ -80,7 +80,7 @@ def write_gradients(
             with TensorsFile(folder / own, [box for box, _ in parts]) as file:
                 return [file.add(part) for _, part in parts]
 
-    def finish(pieces: list[Piece]) -> None:
+    def finish(pieces: list[StoredPiece]) -> None:
         wholes = {
             name: (
                 dtype_name(gradient.dtype, name),
