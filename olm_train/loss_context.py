@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from olm_data.errors import UsageError
 from olm_train.distributed.world import World
+from olm_train.metrics import metric_value
 from olm_train.optim.clip import as_scalar
 
 
@@ -58,15 +59,7 @@ class LossTerms:
         self._asked = True
 
         def log(name: str, value: Tensor | float) -> None:
-            if not isinstance(name, str) or not (name.isprintable() and name.strip()):
-                raise UsageError(f"{name!r} is no name of a metric", where="context.log")
-            found = torch.as_tensor(value)
-            if found.numel() != 1 or found.is_complex():
-                raise UsageError(
-                    f"the term {name!r} of the loss has {found.numel():,} elements",
-                    where="context.log",
-                    fix="log a number, or a tensor of one element",
-                )
+            found = torch.as_tensor(metric_value(name, value, "context.log"))
             if share is not None:
                 whole = as_scalar(found.detach()).to(self._world.device, torch.float32).reshape(())
                 self._sums[name] = self._sums.get(name, 0.0) + whole * share

@@ -71,17 +71,7 @@ class MetricsBuffer:
         Raises:
             UsageError: a name, value or reduction that is none.
         """
-        number = value if isinstance(value, torch.Tensor) else _number(value)
-        if not (isinstance(name, str) and name.isprintable() and name.strip()):
-            raise UsageError(f"{name!r} is no name of a metric", fix="give it one line of text")
-        if number is None or (
-            isinstance(number, torch.Tensor) and (number.numel() != 1 or number.is_complex())
-        ):
-            raise UsageError(
-                f"the metric {name!r} is {_words(value)}",
-                where="record_metric",
-                fix="record a number, or a tensor of one element",
-            )
+        number = metric_value(name, value, "record_metric")
         if reduce is not None and reduce not in list(Reduce):
             raise UsageError(
                 f"{reduce!r} is no way to reduce the metric {name!r}",
@@ -167,6 +157,31 @@ class MetricsBuffer:
                 kinds.setdefault(key, reduce)
                 values.setdefault(key, []).append(value)
         return {key: kinds[key].of(each) for key, each in values.items()}
+
+
+def metric_value(name: str, value: torch.Tensor | float, where: str) -> torch.Tensor | float:
+    """Return a number, or a tensor of one element, that is given as a metric.
+
+    Args:
+        where: what it was given to.
+
+    Raises:
+        UsageError: it is neither, or the name is none.
+    """
+    number = value if isinstance(value, torch.Tensor) else _number(value)
+    if not (isinstance(name, str) and name.isprintable() and name.strip()):
+        raise UsageError(
+            f"{name!r} is no name of a metric", where=where, fix="give it one line of text"
+        )
+    if number is None or (
+        isinstance(number, torch.Tensor) and (number.numel() != 1 or number.is_complex())
+    ):
+        raise UsageError(
+            f"the metric {name!r} is {_words(value)}",
+            where=where,
+            fix="give a number, or a tensor of one element",
+        )
+    return number
 
 
 def _detached(value: torch.Tensor) -> torch.Tensor:

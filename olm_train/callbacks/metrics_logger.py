@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from msgspec.structs import replace
+
 from olm_data.bounded_json import JsonObject
 from olm_data.errors import ConflictError, OlmError, words
 from olm_data.order.steps import clip_ranges
@@ -82,28 +84,18 @@ class MetricsLoggerCallback(Callback):
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         loader = self.trainer.data_loader
-        values: Values = dict(metrics)
         tokens = loader.tokens_before(step) if loader.unit == "tokens" else 0
+        epoch = self._epochs.pop(step, loader.epoch)
+        values: Values = dict(metrics)
+        line = Step(step=step, time=_now(), tokens=tokens, epoch=epoch, metrics=values, version=2)
         rows = loader.rows_of_step(step - 1)
-        if not rows.size:
-            epoch = self._epochs.pop(step, loader.epoch)
-            line = Step(
-                step=step, time=_now(), tokens=tokens, epoch=epoch, metrics=values, version=2
+        if rows.size:
+            first, stop = int(rows[0]), int(rows[-1]) + 1
+            skipped, order = clip_ranges(loader.skip, first, stop), loader.order_digest(step - 1)
+            line = replace(
+                line, epoch=1, rows=(first, stop), skipped=skipped, order=order, version=1
             )
-            self._write(line)
-            return
-        first, last = int(rows[0]), int(rows[-1])
-        self._write(
-            Step(
-                step=step,
-                time=_now(),
-                tokens=tokens,
-                rows=(first, last + 1),
-                skipped=clip_ranges(loader.skip, first, last + 1),
-                order=loader.order_digest(step - 1),
-                metrics=values,
-            )
-        )
+        self._write(line)
 
     def log_evaluation(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
         sets: dict[str, Values] = {name: dict(metrics) for name, metrics in results.items()}

@@ -14,6 +14,7 @@ from enum import StrEnum
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
+from msgspec import structs
 
 from olm_data.errors import UsageError, shown
 from olm_data.redaction import hold, redacted
@@ -100,18 +101,12 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     time: float
 
 
-class _Payload(Notice, frozen=True, kw_only=True):
-    """What a webhook of an unknown kind gets; a service that takes Slack's `text` shows it.
-
-    Attributes:
-        id: the same for the same message, should it arrive twice.
-    """
-
-    id: str
-
-
 def payload(url: str, notice: Notice) -> bytes:
-    """Return the JSON that the host of a webhook takes for a message."""
+    """Return the JSON that the host of a webhook takes for a message.
+
+    One of an unknown kind gets the message, and an `id` that is the same for the same message,
+    should it arrive twice; a service that takes Slack's `text` shows it.
+    """
     run, text = plain(notice.run), plain(notice.text)
     line = f"{run}: {notice.event.replace('_', ' ')} at step {notice.step:,}\n{text}".strip()
     host = (urlsplit(url).hostname or "").lower()
@@ -123,17 +118,8 @@ def payload(url: str, notice: Notice) -> bytes:
     if host.removeprefix("ptb.").removeprefix("canary.") in ("discord.com", "discordapp.com"):
         nobody: dict[str, list[str]] = {"parse": []}
         return msgspec.json.encode({"content": line[:2000], "allowed_mentions": nobody})
-    key = f"{run}\n{notice.event}\n{notice.step}"
-    return msgspec.json.encode(
-        _Payload(
-            event=notice.event,
-            run=run,
-            step=notice.step,
-            text=line,
-            time=notice.time,
-            id=hashlib.sha256(key.encode()).hexdigest()[:16],
-        )
-    )
+    key = hashlib.sha256(f"{run}\n{notice.event}\n{notice.step}".encode()).hexdigest()[:16]
+    return msgspec.json.encode({**structs.asdict(notice), "run": run, "text": line, "id": key})
 
 
 def plain(text: str) -> str:

@@ -32,16 +32,10 @@ from olm_data.errors import (
     StorageError,
     ValidationError,
 )
-from olm_data.mixture.lock import Lock
 from olm_data.storage.disk import write_durable
 from olm_data.storage.lease import Fence
 from olm_data.storage.store import Store
-from olm_train.checkpoint.documents import (
-    carried,
-    encoded,
-    fetch_logs,
-    run_logs,
-)
+from olm_train.checkpoint.documents import carried, encoded, fetch_logs, run_logs
 from olm_train.checkpoint.load import Checkpoint, newest_checkpoint, open_checkpoint
 from olm_train.checkpoint.manifest import (
     CONFIG,
@@ -202,16 +196,16 @@ class CheckpointManager:
         quiet_alone(self._saving)
         running: Future[Saved] = Future()
         known = dict(self.saved)
-        contents, failure = None, None
+        made: Contents | OlmError
         try:
-            contents = self._contents(kind)
+            made = self._contents(kind)
         except (ResourceError, StorageError) as error:
-            failure = error
-        failure = next((f for f in self._saving.gather(failure) if f is not None), None)
+            made = error
+        found = self._saving.gather(made if isinstance(made, OlmError) else None)
+        contents = next((failure for failure in found if failure is not None), made)
         self._running = running  # not before: any other error ends the run at once
-        if failure is not None or contents is None:
-            assert failure is not None
-            self._failed(running, failure)
+        if isinstance(contents, OlmError):
+            self._failed(running, contents)
             return
         self._step, self._kind = contents.step, contents.kind
         if not self.background:
@@ -275,27 +269,29 @@ class CheckpointManager:
 
     def _contents(self, kind: Kind) -> Contents:
         """Return what a checkpoint holds now; its tensors are the live ones."""
-        run, lock = self._run, self._run.data_loader.lock
+        run = self._run
         tensors = self._tensors()  # first: after an evaluation it cuts weights again
         state = record(run).encode()  # bytes: what callbacks hand out may change meanwhile
+        documents = {**documents_of_callbacks(run), STATE: state, **self._beside_state()}
         return Contents(
             step=run.step,
             kind=kind,
             state=tensors,
-            documents={
-                **documents_of_callbacks(run),
-                STATE: state,
-                CONFIG: encoded(run.config),
-                **self._beside_state(lock),
-            },
-            lock_digest=lock.digest if lock else "",
+            documents=documents,
+            lock_digest=self._lock_digest,
             logs=run_logs(run.work_dir),
         )
 
-    def _beside_state(self, lock: Lock | None) -> dict[str, bytes]:
-        """Return what is carried, with the lock as far as it has grown."""
+    @property
+    def _lock_digest(self) -> str:
+        lock = self._run.data_loader.lock
+        return lock.digest if lock else ""
+
+    def _beside_state(self) -> dict[str, bytes]:
+        """Return the configuration and what is carried, the lock as far as it has grown."""
+        lock = self._run.data_loader.lock
         now = {LOCK: lock.encode()} if LOCK in self._carried and lock is not None else {}
-        return {**self._carried, **now}
+        return {CONFIG: encoded(self._run.config), **self._carried, **now}
 
     def _tensors(self) -> FlatState:
         """Return what a checkpoint has beside its documents, by name; the tensors are live."""
@@ -319,19 +315,14 @@ class CheckpointManager:
             ResourceError, StorageError: it cannot be written.
             ConflictError: another one is there, or the lease is lost.
         """
-        run, world, lock = self._run, self._world, self._run.data_loader.lock
+        run, world = self._run, self._world
         state = replace_fields(record(run, callbacks=False), step=merge.last).encode()
         contents = Contents(
             step=merge.last,
             kind=Kind.fixed,
             state={"model": weights},
-            documents={
-                STATE: state,
-                CONFIG: encoded(run.config),
-                MERGE: merge.encode(),
-                **self._beside_state(lock),
-            },
-            lock_digest=lock.digest if lock else "",
+            documents={STATE: state, MERGE: merge.encode(), **self._beside_state()},
+            lock_digest=self._lock_digest,
             name=f"{folder_name(merge.last)}-{suffix}",
         )
         quiet_alone(world)

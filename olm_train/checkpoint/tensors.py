@@ -222,10 +222,6 @@ def _tiles(shape: Sequence[int], chunks: Sequence[Chunk]) -> bool:
     return not odd
 
 
-Piece = tuple[str, int, tuple[int, ...]]
-"""Name of the file, first byte in it, sizes."""
-
-
 def tensors_file(rank: int) -> str:
     """Return the name of the file with the tensors that a rank writes."""
     return f"rank{rank:05d}.safetensors"
@@ -245,6 +241,16 @@ class Box(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+class StoredPiece(NamedTuple):
+    """A box in a file: the tensor's name, where it begins in it, the file, first byte, sizes."""
+
+    tensor: str
+    offsets: tuple[int, ...]
+    file: str
+    start: int
+    sizes: tuple[int, ...]
+
+
 class TensorsFile:
     """A safetensors file; made when it gets boxes, durable when it ends.
 
@@ -255,6 +261,7 @@ class TensorsFile:
 
     def __init__(self, path: Path, boxes: Sequence[Box]) -> None:
         self._file: BinaryIO | None = None
+        self._name, self._boxes = path.name, iter(boxes)
         if boxes:
             header = _header(boxes)
             self._file = open(path, "wb")  # noqa: SIM115  # closed by __exit__
@@ -270,12 +277,12 @@ class TensorsFile:
                     file.flush()
                     os.fsync(file.fileno())
 
-    def add(self, tensor: Tensor) -> int:
-        """Write the elements of the next box row by row; return where they begin."""
+    def add(self, tensor: Tensor) -> StoredPiece:
+        """Write the elements of the next box row by row; return where they are."""
         assert self._file is not None
-        start = self._file.tell()
+        box, start = next(self._boxes), self._file.tell()
         self._file.write(bytes_of(tensor))
-        return start
+        return StoredPiece(box.tensor, box.offsets, self._name, start, box.shape)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -340,8 +347,7 @@ class IndexedWriter(StorageWriter):
                 tensor = planner.resolve_data(item)
                 assert isinstance(tensor, Tensor)
                 assert tensor.shape == box.shape
-                piece: Piece = (self._name, file.add(tensor), box.shape)
-                written.append(WriteResult(item.index, box.bytes, piece))
+                written.append(WriteResult(item.index, box.bytes, file.add(tensor)))
         done: Future[list[WriteResult]] = Future()
         done.set_result(written)
         return done
@@ -352,38 +358,34 @@ class IndexedWriter(StorageWriter):
         for name, entry in metadata.state_dict_metadata.items():
             assert isinstance(entry, TensorStorageMetadata)
             wholes[name] = dtype_name(entry.properties.dtype, name), tuple(entry.size)
-        pieces = [
-            (found.index.fqn, tuple(found.index.offset or ()), found.storage_data)
-            for part in results
-            for found in part
-        ]
+        pieces = [found.storage_data for part in results for found in part]
         write_durable(self._folder / INDEX_NAME, index_of(pieces, wholes, self._values).encode())
 
 
 def index_of(
-    pieces: Iterable[tuple[str, tuple[int, ...], Piece]],
+    pieces: Sequence[StoredPiece],
     wholes: Mapping[str, tuple[str, tuple[int, ...]]],
     values: JsonObject,
 ) -> Index:
     """Return the index of what was written.
 
     Args:
-        pieces: tensor, where the piece begins in it, and where it lies.
+        pieces: of all files.
         wholes: dtype and shape of each tensor.
         values: what is no tensor.
     """
-    found: dict[str, list[tuple[tuple[int, ...], Piece]]] = {}
-    for name, offsets, piece in pieces:
-        found.setdefault(name, []).append((offsets, piece))
-    files = sorted({piece[0] for each in found.values() for _, piece in each})
+    found: dict[str, list[StoredPiece]] = {}
+    for piece in pieces:
+        found.setdefault(piece.tensor, []).append(piece)
+    files = sorted({piece.file for piece in pieces})
     numbers = {name: number for number, name in enumerate(files)}
     tensors = {
         name: TensorEntry(
             dtype=dtype,
             shape=shape,
             chunks=tuple(
-                Chunk(numbers[file], start, offsets, sizes)
-                for offsets, (file, start, sizes) in sorted(found.get(name, ()))
+                Chunk(numbers[piece.file], piece.start, piece.offsets, piece.sizes)
+                for piece in sorted(found.get(name, ()))
             ),
         )
         for name, (dtype, shape) in wholes.items()
@@ -428,17 +430,12 @@ def fill(tensors: Mapping[str, Tensor], files: Store, index: Index) -> None:
     Raises:
         ValidationError: a file became shorter.
     """
-    parts = []
-    for name, tensor in tensors.items():
-        for held, where in local_blocks(tensor):
-            start = [place.start for place in where]
-            for chunk in index.tensors[name].chunks:
-                boxes = zip(chunk.offsets, chunk.sizes, start, held.shape, strict=True)
-                shared = [(max(a, b), min(a + n, b + m)) for a, n, b, m in boxes]
-                if all(first < stop for first, stop in shared):
-                    parts.append((chunk, name, shared, held[_slices(shared, start)]))
-    for chunk, name, shared, target in sorted(parts, key=lambda p: (p[0].file, p[0].start)):
-        target.copy_(_read(files, index, name, chunk, shared))
+    blocks = [
+        (name, held, [place.start for place in where])
+        for name, tensor in tensors.items()
+        for held, where in local_blocks(tensor)
+    ]
+    _fill_blocks(blocks, files, index)
 
 
 def read_rows(files: Store, index: Index, name: str, first: int, stop: int) -> Tensor:
@@ -453,15 +450,27 @@ def read_rows(files: Store, index: Index, name: str, first: int, stop: int) -> T
         ValidationError: a file became shorter.
     """
     entry = index.tensors[name]
-    start = (first, *[0] * (len(entry.shape) - 1))
     found = torch.empty((stop - first, *entry.shape[1:]), dtype=entry.torch_dtype)
-    for chunk in entry.chunks:
-        rows = (max(first, chunk.offsets[0]), min(stop, chunk.offsets[0] + chunk.sizes[0]))
-        if rows[0] < rows[1]:
-            others = zip(chunk.offsets[1:], chunk.sizes[1:], strict=True)
-            wanted = [rows, *((at, at + size) for at, size in others)]
-            found[_slices(wanted, start)] = _read(files, index, name, chunk, wanted)
+    _fill_blocks([(name, found, [first, *[0] * (len(entry.shape) - 1)])], files, index)
     return found
+
+
+def _fill_blocks(
+    blocks: Iterable[tuple[str, Tensor, Sequence[int]]], files: Store, index: Index
+) -> None:
+    """Fill parts of tensors: the name of each, the part itself, and where it begins in the whole.
+
+    The files are read one after another, each from its beginning on.
+    """
+    parts = []
+    for name, held, start in blocks:
+        for chunk in index.tensors[name].chunks:
+            boxes = zip(chunk.offsets, chunk.sizes, start, held.shape, strict=True)
+            shared = [(max(a, b), min(a + n, b + m)) for a, n, b, m in boxes]
+            if all(first < stop for first, stop in shared):
+                parts.append((chunk, name, shared, held[_slices(shared, start)]))
+    for chunk, name, shared, target in sorted(parts, key=lambda p: (p[0].file, p[0].start)):
+        target.copy_(_read(files, index, name, chunk, shared))
 
 
 def _slices(bounds: Sequence[tuple[int, int]], start: Sequence[int]) -> tuple[slice, ...]:

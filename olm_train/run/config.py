@@ -47,7 +47,7 @@ from olm_train.checkpoint.manifest import CONFIG, MANIFEST, CheckpointManifest, 
 from olm_train.checkpoint.merged import folder_of_paths
 from olm_train.checkpoint.model_format import ModelFormat, format_of
 from olm_train.checkpoint.policy import LoadPolicy, LoadStrategy, Vocabulary
-from olm_train.data.dealing import Dealing, require_equal_parts
+from olm_train.data.dealing import require_equal_parts
 from olm_train.data.loader import DataLoader
 from olm_train.distributed.holding import LeasePolicy, Takeover
 from olm_train.distributed.waiting import CommConfig
@@ -126,26 +126,6 @@ class DataLoaderConfig(Config):
             InputError, ValidationError: it is missing or damaged.
         """
         return Lock.read(self.mixture)
-
-    def build(
-        self,
-        *,
-        rank_microbatch_size: int,
-        world: World,
-        dealing: Dealing | None = None,
-    ) -> DataLoader:
-        """Return this rank's loader."""
-        options = {**vars(self), "cache": self.cache.build()}
-        return DataLoader(
-            options.pop("mixture"),
-            **options,
-            rank_microbatch_size=rank_microbatch_size,
-            rank=world.reader,
-            world_size=world.readers,
-            device=world.device,
-            neighbours=world.near_readers,
-            dealing=dealing,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,6 +317,20 @@ class RunConfig(Config):
         )
         return replace(self, train_module=module, parallel=None), why
 
+    def loader(self, world: World, *, rank: int = 0) -> DataLoader:
+        """Return the loader of a rank; `rank`: which of those that share a micro-batch it is."""
+        options = {**vars(self.data_loader), "cache": self.data_loader.cache.build()}
+        return DataLoader(
+            options.pop("mixture"),
+            **options,
+            rank_microbatch_size=self.train_module.rank_microbatch_size,
+            rank=world.reader,
+            world_size=world.readers,
+            device=world.device,
+            neighbours=world.near_readers,
+            dealing=self.train_module.dealing(self.model.windows, rank),
+        )
+
     def build(self, world: World, *, chosen: Sequence[str] = ()) -> Trainer:
         """Return the trainer of this rank; the weights get their values when it begins.
 
@@ -348,13 +342,7 @@ class RunConfig(Config):
         world = replace(world, sharers=config.train_module.sharers, stages=mesh.pp)
         if (pipeline := config.train_module.pp_config) is not None:
             require_micro_batches(pipeline, *config.micro_batches(world.readers))
-        loader = config.data_loader.build(
-            rank_microbatch_size=config.train_module.rank_microbatch_size,
-            world=world,
-            dealing=config.train_module.dealing(
-                config.model.windows, mesh.coordinates(world.rank)["cp"]
-            ),
-        )
+        loader = config.loader(world, rank=mesh.coordinates(world.rank)["cp"])
         module = TransformerTrainModule(
             config.train_module, config.model, seed=config.seed, world=world, init=False
         )

@@ -74,7 +74,6 @@ def describe(
     here = [] if torch.cuda.is_available() else [_here(config)]
     config, chosen = config.on_device(plan.gpu.capability)
     config, why = config.fitted(Machine(world_size=world_size, nodes=nodes, memory=plan.gpu.memory))
-    microbatch = config.train_module.rank_microbatch_size
     mesh = require_layout(
         config.train_module,
         build_decoder(config.model, device="meta"),
@@ -82,11 +81,8 @@ def describe(
         nodes,
         config.micro_batches,
     )
-    loader = config.data_loader.build(
-        rank_microbatch_size=microbatch,
-        world=World(size=world_size, sharers=config.train_module.sharers, stages=mesh.pp),
-        dealing=config.train_module.dealing(config.model.windows, 0),
-    )
+    world = World(size=world_size, sharers=config.train_module.sharers, stages=mesh.pp)
+    loader = config.loader(world)
     scheduler = config.trainer.callbacks.batch_size_scheduler
     if scheduler is not None and scheduler.enabled:
         size = config.data_loader.global_batch_size
@@ -99,12 +95,16 @@ def describe(
         "counted": TrainingTensors.count(config.model, config.train_module.optim),
     }
     with loader:
+        trainer = config.trainer
+        max_steps, stop_step = run_length(
+            loader, config.model.num_params, trainer.max_duration, trainer.hard_stop
+        )
         sections: dict[str, Iterable[str]] = {
             "configuration": [yaml.safe_dump(config.as_dict(), sort_keys=False).rstrip()],
             "mixture": _mixture(loader.lock),
-            "schedule": _schedule(config, loader, mesh),
+            "schedule": _schedule(config, loader, mesh, max_steps, stop_step),
             "pipeline": _pipeline(config, loader),
-            "model": _model(config, loader, world_size, plan),
+            "model": _model(config, loader, world_size, plan, stop_step),
             "parametrization": _parametrization(config),
             "device": [*_chosen(chosen, plan), _threads(config), *here],
             "memory of a rank": [*_memory(config, plan, step), *why],
@@ -150,11 +150,10 @@ def _mixture(lock: Lock) -> Iterator[str]:
         yield f"stage {stage.name}: {stage.tokens:,} tokens, {stage.rows:,} rows{cut}: {shares}"
 
 
-def _schedule(config: RunConfig, loader: DataLoader, mesh: Mesh) -> Iterator[str]:
-    trainer, module = config.trainer, config.train_module
-    max_steps, stop_step = run_length(
-        loader, config.model.num_params, trainer.max_duration, trainer.hard_stop
-    )
+def _schedule(
+    config: RunConfig, loader: DataLoader, mesh: Mesh, max_steps: int, stop_step: int
+) -> Iterator[str]:
+    module = config.train_module
     loader.check_sizes(0)
     of_one_size = list(loader.batch_sizes.of_one_size(range(stop_step)))
     sizes = ", then ".join(f"{size:,}" for _, size in of_one_size)
@@ -226,11 +225,8 @@ def _pipeline(config: RunConfig, loader: DataLoader) -> Iterator[str]:
 
 
 def _model(
-    config: RunConfig, loader: DataLoader, world_size: int, plan: DryRunPlan
+    config: RunConfig, loader: DataLoader, world_size: int, plan: DryRunPlan, stop_step: int
 ) -> Iterator[str]:
-    _, stop_step = run_length(
-        loader, config.model.num_params, config.trainer.max_duration, config.trainer.hard_stop
-    )
     tokens = loader.tokens_before(stop_step)
     flops = flops_of_steps(config.model, loader, range(stop_step)) / tokens
     yield (

@@ -27,7 +27,7 @@ KERNELS = ("default", "avx2", "avx512")
 PROMISES = (
     "extensions/averaging/test_model_merge.py::"
     "test_merges_at_steps_and_intervals_with_windows_that_overlap",  # within a rounding
-    "extensions/averaging/test_weighting.py::test_the_mean_is_that_of_float64_rounded_once",
+    "extensions/averaging/test_merge.py::test_the_mean_is_that_of_float64_rounded_once",
     "model/test_attention.py",
     "model/test_loss.py",
     "model/test_layers.py",

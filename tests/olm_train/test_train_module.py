@@ -1,12 +1,13 @@
-"""The step: exact loss under any cut, clipping, schedule, refusal of NaN, exact resume.
+"""The step: exact loss under any cut, clipping, schedule, exact resume; what its options refuse.
 
-More than one rank: parallel/test_apply.py.
+The host never waits for the device inside a step. More than one rank: parallel/test_apply.py.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -16,6 +17,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches import make_batch
+from support.expert_ranks import BALANCES, of_experts
+from support.own_parts import PlainSGDConfig, SpikyLoss, StairsConfig
 from support.training import (
     LENGTHS,
     MODEL,
@@ -28,13 +31,20 @@ from support.training import (
     micro_batches,
     train,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from olm_data.config.convert import as_dict
 from olm_data.errors import UsageError, ValidationError
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
+from olm_train.model.loss_config import LossConfig
 from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.schedule import WSD, Constant
+from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
+from olm_train.parallel.compiling import CompileConfig
+from olm_train.parallel.config import TensorParallelConfig
+from olm_train.parallel.float8 import Float8Config
 from olm_train.stability.gate import NonFinite
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
@@ -256,13 +266,6 @@ def test_steps_outside_the_run_and_empty_batches_are_refused(step: int, parts: l
         module.train_step(batches, step, STEPS)
 
 
-def test_default_config_and_refusals() -> None:
-    config = TransformerTrainModuleConfig(rank_microbatch_size=32)
-    assert config.scheduler == Constant()
-    with pytest.raises(UsageError, match="max_grad_norm"):
-        replace(config, max_grad_norm=0.0)
-
-
 def test_a_decoder_with_its_weights_trains_as_one_of_that_shape_and_seed() -> None:
     given = Decoder(MODEL)
     init_parameters(given, 5)
@@ -276,3 +279,105 @@ def test_a_decoder_with_its_weights_trains_as_one_of_that_shape_and_seed() -> No
         assert {n: float(v) for n, v in ours.items()} == {n: float(v) for n, v in theirs.items()}
     assert digest(own.model.state_dict()) == digest(drawn.model.state_dict())
     assert {parameter.dtype for parameter in given.parameters()} == {torch.float32}
+
+
+def test_parts_of_ones_own_are_taken_and_written_with_their_import_path() -> None:
+    config = TransformerTrainModuleConfig(
+        rank_microbatch_size=8,
+        optim=PlainSGDConfig(),  # type: ignore[arg-type]
+        scheduler=StairsConfig(every=2),  # type: ignore[arg-type]
+        loss=SpikyLoss(factor=2.0),  # type: ignore[arg-type]
+    )
+    plain = as_dict(config)
+    names = {key: plain[key]["name"] for key in ("optim", "scheduler", "loss")}
+    assert names == {
+        "optim": "support.own_parts:PlainSGDConfig",
+        "scheduler": "support.own_parts:StairsConfig",
+        "loss": "support.own_parts:SpikyLoss",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_grad_norm": 0.0}, "max_grad_norm"),
+        (
+            {"compile_model": False, "compile_config": CompileConfig(fullgraph=False)},
+            "no effect without compile_model",
+        ),
+        (
+            {
+                "tp_config": TensorParallelConfig(degree=2),
+                "float8_config": Float8Config(ao_recipe="mxfp8"),
+            },
+            "tp_config does not go with ao_recipe: mxfp8",
+        ),
+        ({"loss": StairsConfig(every=2)}, "loss is"),
+    ],
+)
+def test_options_that_do_not_go_are_refused(options: dict[str, Any], says: str) -> None:
+    assert TransformerTrainModuleConfig(rank_microbatch_size=64).scheduler == Constant()
+    with pytest.raises(UsageError, match=says):
+        TransformerTrainModuleConfig(rank_microbatch_size=64, **options)
+
+
+WAITING = {
+    "_local_scalar_dense": "item(), float(), bool()",
+    "nonzero": "shape of values",
+    "masked_select": "shape of values",
+    "_unique2": "shape of values",
+    "is_nonzero": "bool()",
+    "equal": "torch.equal()",
+}
+
+
+class Syncs(TorchDispatchMode):
+    """Counts operators that make the host wait for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        name, options = func._opname, kwargs or {}
+        # A mask as an index is a nonzero in disguise.
+        indices = args[1] if name in ("index", "index_put", "index_put_") else ()
+        masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
+        if name in WAITING or masks:
+            self.calls[name] += 1
+        return func(*args, **options)
+
+
+def count(steps: int, **options: Any) -> Counter[str]:
+    """Waits of `steps` steps after the first, which makes the optimiser's state."""
+    module = build(**options)
+    module.train_step(micro_batches(1, [3, 5], module.world), 1, 6)
+    batches = [micro_batches(step, [3, 5], module.world) for step in range(2, 2 + steps)]
+    with Syncs() as syncs:
+        for step, parts in enumerate(batches, start=2):
+            module.train_step(parts, step, 6)
+    return syncs.calls
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"loss": LossConfig(name="chunked", chunk_size=50, z_loss_multiplier=1e-3)},
+        {"ac_config": ActivationCheckpointingConfig(mode="selected_ops")},
+        {"param_dtype": "bfloat16"},
+        *({"model": of_experts(**balance)} for balance in BALANCES.values()),
+    ],
+    ids=["default", "chunked", "selected_ops", "bfloat16", *BALANCES],
+)
+def test_a_step_never_makes_the_host_wait(options: Any) -> None:
+    assert count(2, **options) == Counter()
+
+
+def test_the_count_sees_a_look() -> None:
+    with Syncs() as syncs:
+        x = torch.ones(3)
+        float(x.sum())
+        x[x > 0]
+        bool(x.sum() > 2)
+    assert sum(syncs.calls.values()) == 3

@@ -1,18 +1,32 @@
-"""The loop: hooks in order, lengths, stopping and starting, what is refused."""
+"""The loop: hooks in order, lengths, stopping and starting, metrics read once, what is refused."""
 
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import STEPS, build_trainer, metrics, steps_of
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from support.distributed import run_ranks
+from support.own_data import Own
+from support.runs import STEPS, build_trainer, group_world, metrics, steps_of
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
-from olm_data.errors import ConflictError, UsageError, ValidationError
+from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
+from olm_data.order.steps import StepSizes
 from olm_train.callbacks.base import Callback
+from olm_train.distributed.world import World
+from olm_train.duration import Duration, DurationUnit
+from olm_train.metrics import MetricsBuffer, Reduce
+from olm_train.trainer import next_batches
 
 
 class Recorder(Callback):
@@ -237,3 +251,151 @@ def test_the_resolved_configuration_lies_in_the_folder_and_in_each_checkpoint(
     assert saved == json.loads((tmp_path / "step00000001" / "config.json").read_text())
     assert saved["model"]["vocab_size"] == 512
     assert saved["train_module"]["optim"]["lr"] == 1e-2
+
+
+def _drawn() -> tuple[list[bool], list[str]]:
+    rank = dist.get_rank()
+    world = World(rank=rank, size=2, neighbours=range(2))
+    loader: Any = Own(None, ends=2 + rank)  # rank 1 has a step more
+    said: list[str] = []
+    steps = iter(loader)
+    given = [next_batches(steps, loader, world, reached=n, say=said.append) for n in range(3)]
+    return [batches is not None for batches in given], said
+
+
+def test_data_of_unknown_length_end_on_all_ranks_at_once_and_what_is_left_out_is_said() -> None:
+    end = "the data ended after step 2; a step that the ranks 1 still had is left out"
+    assert run_ranks(_drawn, 2) == [([True, True, False], [end])] * 2
+
+
+def test_an_end_before_the_length_that_was_said_is_an_error() -> None:
+    for loader, kind in ((Own(3), ValidationError), (Own(None), InputError)):
+        with pytest.raises(kind):
+            next_batches(iter([]), loader, World(), reached=0, say=print)
+
+
+def to_steps(duration: Duration, *, batch: int = 10, epoch: int = 3, num_params: int = 7) -> int:
+    return duration.to_steps(
+        batch_sizes=StepSizes.constant(batch), steps_per_epoch=epoch, num_params=num_params
+    )
+
+
+@given(st.integers(1, 10**15), st.integers(1, 10**9))
+def test_tokens_round_up_to_whole_steps(tokens: int, batch: int) -> None:
+    steps = to_steps(Duration.tokens(tokens), batch=batch)
+    assert (steps - 1) * batch < tokens <= steps * batch
+
+
+def test_steps_and_epochs_are_exact() -> None:
+    assert to_steps(Duration.steps(7)) == 7
+    assert to_steps(Duration.epochs(2)) == 6
+
+
+@given(st.integers(1, 10**12), st.integers(1, 10**9), st.sampled_from([0.5, 1, 2.5, 10]))
+def test_chinchilla_is_twenty_tokens_for_each_parameter(
+    num_params: int, batch: int, multiple: float
+) -> None:
+    steps = to_steps(Duration.chinchilla(multiple), batch=batch, num_params=num_params)
+    assert steps == math.ceil(math.ceil(num_params * int(multiple * 20)) / batch)
+
+
+@pytest.mark.parametrize("unit", ["steps", "tokens", "epochs"])
+@pytest.mark.parametrize("value", [-1, 1.5])
+def test_a_duration_that_is_negative_or_not_whole_is_refused(value: float, unit: str) -> None:
+    with pytest.raises(UsageError, match="is a whole number of"):
+        Duration(value=value, unit=DurationUnit(unit))
+
+
+@pytest.mark.parametrize("value", [-0.5, math.inf, math.nan])
+def test_a_negative_or_endless_multiple_is_refused(value: float) -> None:
+    with pytest.raises(UsageError, match=r"0 or more|a number, not"):
+        Duration.chinchilla(value)
+
+
+def test_a_duration_reads_as_a_sentence() -> None:
+    assert str(Duration.steps(1)) == "1 step"
+    assert str(Duration.tokens(20_000)) == "20,000 tokens"
+    assert str(Duration.chinchilla(0.5)) == "10 tokens a parameter"
+
+
+def test_values_come_out_as_they_went_in_by_ascending_step_and_once() -> None:
+    buffer = MetricsBuffer()
+    third = torch.tensor(1 / 3)
+    buffer.record(2, {"a": third, "b": 0.1})
+    buffer.record(1, {"a": torch.tensor(2**53 - 1), "c": torch.tensor([1.5])})
+    buffer.record(2, {"d": 7})
+    assert buffer.collect(10**9) == [
+        (1, {"a": float(2**53 - 1), "c": 1.5}),
+        (2, {"a": third.item(), "b": 0.1, "d": 7.0}),
+    ]
+    assert buffer.collect(10**9) == []
+
+
+def test_a_recorded_tensor_may_change_its_graph_but_not_its_value() -> None:
+    weight = torch.ones((), requires_grad=True)
+    buffer = MetricsBuffer()
+    buffer.record(1, {"loss": weight * 2})
+    ((_, metrics),) = buffer.collect(10**9)
+    assert metrics == {"loss": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reduce"),
+    [
+        ("x", "text", None),
+        ("x", None, None),
+        ("x", torch.ones(3), None),
+        ("x", torch.tensor(1j), None),
+        ("x", 10**400, None),
+        ("x", 1.0, "median"),
+        ("", 1.0, None),
+        ("two\nlines", 1.0, None),
+        (3, 1.0, None),
+    ],
+)
+def test_what_is_no_metric_is_refused_where_it_is_recorded(
+    name: Any, value: Any, reduce: Any
+) -> None:
+    with pytest.raises(UsageError):
+        MetricsBuffer().record_one(1, name, value, reduce)
+
+
+def test_a_reduction_may_be_given_by_name() -> None:
+    buffer = MetricsBuffer()
+    buffer.record_one(1, "x", 2, "mean")  # type: ignore[arg-type]
+    assert buffer.collect(1) == [(1, {"x": 2.0})]
+
+
+def recorded() -> tuple[Any, str]:
+    world = group_world()
+    sharded = distribute_tensor(
+        torch.arange(1.0, 7.0), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None
+    )
+    buffer = MetricsBuffer(world)
+    buffer.record_one(1, "norm", sharded.norm(), None)
+    buffer.record_one(1, "largest", sharded.max(), Reduce.max)
+    buffer.record_one(1, "mean", sharded.mean(), Reduce.sum)
+    buffer.record_one(1, "plain", world.rank, Reduce.sum)
+    for kind in Reduce:
+        buffer.record_one(1, f"by {kind}", float(world.rank + 1), kind)
+    if world.rank == 1:
+        buffer.record_one(1, "here alone", 7.0, Reduce.mean)
+    collected = buffer.collect(1)
+    assert buffer.collect(1) == []
+    if world.main:
+        buffer.record_one(2, "norm", sharded.norm(), None)
+    try:
+        return collected, str(buffer.collect(2))
+    except UsageError as error:
+        return collected, error.what
+
+
+def test_ranks_reduce_what_they_have_and_a_sharded_value_is_that_of_all_shards() -> None:
+    norm = float(torch.arange(1.0, 7.0).norm())
+    for ((_, found),), refused in run_ranks(recorded, 2):
+        assert found["norm"] == pytest.approx(norm, rel=1e-6)
+        assert (found["largest"], found["mean"], found["plain"]) == (6.0, 7.0, 1.0)
+        by_kind = [found[f"by {kind}"] for kind in ("mean", "sum", "max", "min")]
+        assert by_kind == [1.5, 3.0, 2.0, 1.0]
+        assert found["here alone"] == 7.0
+        assert "'norm' of step 2 is sharded, and was not recorded on every rank" in refused

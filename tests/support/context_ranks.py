@@ -38,7 +38,7 @@ from olm_train.model.head import Head
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import ContextParallelConfig
 from olm_train.train_module import TransformerTrainModule
-from tests.olm_train.test_host_syncs import Syncs
+from tests.olm_train.test_train_module import Syncs
 
 EXCHANGES = ("gather", "needed", "ulysses")
 CHUNK = 4

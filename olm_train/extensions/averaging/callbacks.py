@@ -10,6 +10,7 @@ killed in a window and goes on, also on another number of ranks, ends with the s
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, cast
@@ -301,7 +302,7 @@ class ModelMergeCallback(AveragingCallback):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._windows: dict[int, Window] = {}  # by the step of the merge
-        self._means: dict[int, RunningMean] = {}
+        self._means = defaultdict[int, RunningMean](self.new_mean)
 
     def explicit_steps(self) -> dict[str, list[int]]:
         interval = [] if self.merge_interval is None else [self.merge_interval]
@@ -313,13 +314,13 @@ class ModelMergeCallback(AveragingCallback):
     def load_state_dict(self, state: JsonObject) -> None:
         windows = convert(state["windows"], dict[str, Window])
         self._windows = {int(end): window for end, window in windows.items()}
-        self._means = {}
+        self._means.clear()
 
     def tensors(self) -> dict[str, Tensor]:
         return {
             f"{end}.{name}": tensor
             for end in self._windows
-            for name, tensor in self._mean(end).tensors.items()
+            for name, tensor in self._means[end].tensors.items()
         }
 
     def pending(self) -> list[str]:
@@ -355,7 +356,7 @@ class ModelMergeCallback(AveragingCallback):
                 self._begin(end)
             window = self._windows[end]
             window.count += 1
-            self._mean(end).update(weights, fraction(self.weights, window.count))
+            self._means[end].update(weights, fraction(self.weights, window.count))
 
     def evaluate(self) -> None:
         if not self._failed:
@@ -399,11 +400,6 @@ class ModelMergeCallback(AveragingCallback):
             )
         self._windows[end] = Window(first=step, weights=self.weights)
 
-    def _mean(self, end: int) -> RunningMean:
-        if end not in self._means:
-            self._means[end] = self.new_mean()
-        return self._means[end]
-
     def _complete(self) -> list[int]:
         return [end for end, w in self._windows.items() if w.first + w.count - 1 == end]
 
@@ -422,7 +418,7 @@ class ModelMergeCallback(AveragingCallback):
                 last=end,
                 count=window.count,
             )
-            if self.save(self._mean(end), merge, raise_on_error=raise_on_error):
+            if self.save(self._means[end], merge, raise_on_error=raise_on_error):
                 self._drop(end)
             elif self._failed:
                 return

@@ -199,17 +199,13 @@ def _write(checkpoints: Sequence[Checkpoint], found: Sequence[float], folder: Pa
     """Write the tensors of the mean and their index, one tensor at a time."""
     last = checkpoints[-1].index
     entries = {name: last.tensors[name] for name in sorted(last.tensors) if _is_of_model(name)}
-    boxes = [Box(n, entry.torch_dtype, entry.shape) for n, entry in entries.items()]
-    boxes, file_name = [box for box in boxes if box.bytes], tensors_file(0)
-    with TensorsFile(folder / file_name, boxes) as file:
-        pieces = [
-            (
-                box.tensor,
-                (0,) * len(box.shape),
-                (file_name, file.add(_mean(checkpoints, found, box.tensor)), box.shape),
-            )
-            for box in boxes
-        ]
+    boxes = [
+        Box(name, entry.torch_dtype, entry.shape, (0,) * len(entry.shape))
+        for name, entry in entries.items()
+        if entry.elements
+    ]
+    with TensorsFile(folder / tensors_file(0), boxes) as file:
+        pieces = [file.add(_mean(checkpoints, found, box.tensor)) for box in boxes]
     wholes = {name: (entry.dtype, entry.shape) for name, entry in entries.items()}
     values = {name: value for name, value in last.values.items() if _is_of_model(name)}
     write_durable(folder / INDEX_NAME, index_of(pieces, wholes, values).encode())

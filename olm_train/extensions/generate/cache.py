@@ -11,8 +11,8 @@ they are after rotation, so their order in the ring is of no account.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from olm_train.model.attention_backend import Attend, KeySource, Scores, keys_before
 from olm_train.model.attention_dense import attention_by_products
+
+T = TypeVar("T")
 
 
 class Places(NamedTuple):
@@ -56,14 +58,14 @@ class LayerCache:
 
     Attributes:
         window: most keys that are kept; None: all.
-        keys, values: [rows, K, slots, D], in the dtype of the layer; None before the first prefill.
+        kept: keys and values [2, rows, K, slots, D], in the dtype of the layer; None before the
+            first prefill.
         last: [rows, K, D], the last key of each row before rotation, where keys are shifted.
     """
 
     def __init__(self, window: int | None) -> None:
         self.window = window
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
+        self.kept: Tensor | None = None
         self.last: Tensor | None = None
 
     def reserve(self, like: Tensor, rows: int, length: int) -> tuple[Tensor, Tensor]:
@@ -73,24 +75,22 @@ class LayerCache:
             like: [..., K, D], of the dtype and on the device of what is to be kept.
         """
         slots = length if self.window is None else min(length, self.window)
-        if self.keys is None or self.values is None:
-            shape = (rows, like.shape[-2], slots, like.shape[-1])
-            self.keys, self.values = like.new_zeros(shape), like.new_zeros(shape)
+        if self.kept is None:
+            self.kept = like.new_zeros(2, rows, like.shape[-2], slots, like.shape[-1])
         else:
-            had_rows, _, had_slots, _ = self.keys.shape
+            _, had_rows, _, had_slots, _ = self.kept.shape
             if slots > had_slots:  # twice as many, so that few tokens cause a copy
                 slots = max(slots, 2 * had_slots)
                 slots = slots if self.window is None else min(slots, self.window)
             more = (0, 0, 0, max(0, slots - had_slots), 0, 0, 0, max(0, rows - had_rows))
             if any(more):
-                self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
-        return self.keys, self.values
+                self.kept = F.pad(self.kept, more)
+        return self.kept[0], self.kept[1]
 
     def move(self, source: int, target: int) -> None:
         """Let a row be what another one is."""
-        if self.keys is not None and self.values is not None:
-            self.keys[target] = self.keys[source]
-            self.values[target] = self.values[source]
+        if self.kept is not None:
+            self.kept[:, target] = self.kept[:, source]
         if self.last is not None:
             self.last[target] = self.last[source]
 
@@ -127,10 +127,7 @@ class KVCache:
         self.lengths += lengths
         longest = max(self.lengths)
         ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1
-        places = {
-            window: self._places(first, lengths, window)
-            for window in {layer.window for layer in self._layers}
-        }
+        places = self._by_window(lambda window: self._places(first, lengths, window))
         return [
             _Prefill(layer, context, places[layer.window], first, ends, longest)
             for layer, context in zip(self._layers, contexts, strict=True)
@@ -141,10 +138,7 @@ class KVCache:
         kept: its own and the earlier ones are seen."""
         row, length = len(self.lengths) - 1, self.lengths[-1]
         self.lengths[-1] = length + count
-        masks = {
-            window: self._mask(length, count, window)
-            for window in {layer.window for layer in self._layers}
-        }
+        masks = self._by_window(lambda window: self._mask(length, count, window))
         longest = max(self.lengths)
         return [_Extend(layer, row, length, masks[layer.window], longest) for layer in self._layers]
 
@@ -158,9 +152,7 @@ class KVCache:
 
     def decode(self) -> list[KeySource]:
         """Return the contexts with which the next token of each row is computed, and kept."""
-        visible = {
-            window: self._visible(window) for window in {layer.window for layer in self._layers}
-        }
+        visible = self._by_window(self._visible)
         self.lengths = [length + 1 for length in self.lengths]
         longest = max(self.lengths)
         return [_Decode(layer, visible[layer.window], longest) for layer in self._layers]
@@ -173,6 +165,10 @@ class KVCache:
                 layer.move(last, row)
         self.lengths[row] = self.lengths[last]
         del self.lengths[last]
+
+    def _by_window(self, of: Callable[[int | None], T]) -> dict[int | None, T]:
+        """Return what follows from a window alone, once for all layers that have it."""
+        return {window: of(window) for window in {layer.window for layer in self._layers}}
 
     def _places(self, first: int, lengths: Sequence[int], window: int | None) -> Places:
         source, rows, slots = [], [], []

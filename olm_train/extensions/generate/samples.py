@@ -30,6 +30,7 @@ from olm_data.run_log.run_folder import (
 )
 from olm_train.callbacks.evaluations import EvaluationSteps
 from olm_train.checkpoint.documents import open_tokenizer, tokenizer_of_data
+from olm_train.checkpoint.text_rules import TextRules
 from olm_train.data.base import require_lock
 from olm_train.extensions.generate.engine import Engine, TextRequest
 from olm_train.extensions.generate.loaded import PromptIds
@@ -83,9 +84,9 @@ class SamplesCallback(EvaluationSteps):
         decoder, lock = self._decoder(), require_lock(trainer.data_loader, NEEDS)
         data = world.on_main(lambda: tokenizer_of_data(lock))
         self._tokenizer = open_tokenizer(data, lock, lock.folder)
-        bos, eos = lock.tokenizer.bos, lock.tokenizer.eos
-        first, size = eos if bos is None else bos, decoder.config.vocab_size
-        ids_of = PromptIds(self._tokenizer, bos, first, size, lock.folder)
+        self._rules = rules = TextRules.of_lock(self._tokenizer, lock, None)
+        size = decoder.config.vocab_size
+        ids_of = PromptIds(self._tokenizer, rules.begins, rules.first, size, lock.folder)
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, seed=self.seed)
         self._requests = [
             TextRequest(prompt=ids_of(text), sampling=sampling, max_new_tokens=self.max_new_tokens)
@@ -152,13 +153,11 @@ class SamplesCallback(EvaluationSteps):
 
     def _engine(self, decoder: Decoder) -> Engine:
         """Return an engine whose ranks call the model as often as each other."""
-        lock = require_lock(self.trainer.data_loader, NEEDS)
-        eos = lock.tokenizer.eos
         return Engine(
             runner_of(decoder, self.trainer.world.device, None),
             self._tokenizer,
-            ends=() if eos is None else (eos,),
-            context=lock.sequence_length,
+            ends=self._rules.ends,
+            context=self._rules.context,
             max_rows=len(self._requests),
             prefill_tokens=None,
         )

@@ -73,9 +73,8 @@ class ConfigSaverCallback(Callback):
         files = {} if self.fname == CONFIG else {self.fname: encoded(self.trainer.config)}
         if self.save_data_paths:
             if self._paths is None:
-                loader = self.trainer.data_loader
-                require_lock(loader, "config_saver.save_data_paths")
-                self._paths = "".join(f"{path}\n" for path in data_paths(loader.datasets)).encode()
+                paths = data_paths(self.trainer.data_loader.datasets)
+                self._paths = "".join(f"{path}\n" for path in paths).encode()
             files[self.data_paths_fname or DATA_PATHS] = self._paths
         return files
 

@@ -451,19 +451,18 @@ class GAPMonitorCallback(Callback):
         after = [local_part(each) for each in parameters.values()]
         lost = lost_updates(before, after) if "underflow" in self.kinds else None
         changes = torch._foreach_sub(after, before)
-        world = self.trainer.world
-        rows = measure(list(parameters.values()), world, local=changes, underflows=lost)
-        self._names += [("updates", name) for name in parameters]
-        self._rows.append(rows)
+        self._keep("updates", parameters, local=changes, underflows=lost)
         self._before = []
 
     def _add(self, target: Target, tensors: Mapping[str, Tensor]) -> None:
+        parts = [local_part(each) for each in tensors.values()]
+        under = underflows_of(parts) if "underflow" in self.kinds else None
+        self._keep(target, tensors, local=parts, underflows=under)
+
+    def _keep(self, target: Target, tensors: Mapping[str, Tensor], **how: Any) -> None:
         shown = target if target in self.targets else None
-        found = list(tensors.values())
-        asked = "underflow" in self.kinds
-        under = underflows_of([local_part(each) for each in found]) if asked else None
         self._names += [(shown, name) for name in tensors]
-        self._rows.append(measure(found, self.trainer.world, underflows=under))
+        self._rows.append(measure([*tensors.values()], self.trainer.world, **how))
 
     def _record(self, averaged: int) -> None:
         """Exchange the rows and record what is asked for."""

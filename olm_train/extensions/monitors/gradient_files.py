@@ -26,7 +26,7 @@ from olm_train.checkpoint.tensors import (
     MAX_BYTES,
     Box,
     Index,
-    Piece,
+    StoredPiece,
     TensorsFile,
     dtype_name,
     fill,
@@ -66,7 +66,7 @@ def write_gradients(
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
 
-    def write() -> list[tuple[str, tuple[int, ...], Piece]]:
+    def write() -> list[StoredPiece]:
         parts = [
             part
             for name, gradient in gradients.items()
@@ -78,9 +78,9 @@ def write_gradients(
             # On a machine whose disk is not that of rank 0 the folder is not there yet.
             folder.mkdir(parents=True, exist_ok=True)
             with TensorsFile(folder / own, [box for box, _ in parts]) as file:
-                return [(b.tensor, b.offsets, (own, file.add(part), b.shape)) for b, part in parts]
+                return [file.add(part) for _, part in parts]
 
-    def finish(pieces: list[tuple[str, tuple[int, ...], Piece]]) -> None:
+    def finish(pieces: list[StoredPiece]) -> None:
         wholes = {
             name: (
                 dtype_name(gradient.dtype, name),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from olm_data.config.hints import NonNegativeFloat, PositiveInt
-from olm_data.errors import OlmError, ValidationError
+from olm_data.errors import ValidationError
 from olm_data.run_log.log import Start, Step, read_metrics, read_starts
 from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM
 from olm_train.callbacks.base import Callback
@@ -96,12 +96,8 @@ class ReplayCheckerCallback(Callback):
 
     def _newest(self, at_most: int) -> Checkpoint | None:
         """Return the newest checkpoint up to a step; the start has told of damaged ones."""
-
-        def told_before(error: OlmError) -> None:
-            pass
-
-        trainer = self.trainer
-        return newest_checkpoint(trainer.save_folder, trainer.world, told_before, at_most=at_most)
+        folder, world = self.trainer.save_folder, self.trainer.world
+        return newest_checkpoint(folder, world, lambda error: None, at_most=at_most)
 
     def _replay(self, checkpoint: Checkpoint, count: int) -> dict[int, dict[str, float]]:
         """Take `count` steps after a checkpoint; return their metrics by step."""

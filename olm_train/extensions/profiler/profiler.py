@@ -10,7 +10,7 @@ touch RUN/profile -> one more cycle, from where the ranks have agreed on it
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -122,8 +122,7 @@ def table(steps: Sequence[tuple[int, StepTimes]], title: str) -> str:
         f"| step | total | {' | '.join(names)} | hidden communication |",
         "|" + "---:|" * 7,
     ]
-    parts = [(n, (t.total, t.compute, t.communication, t.data_wait, t.idle, t.hidden))
-             for n, t in steps]  # fmt: skip
+    parts = [(number, astuple(times)) for number, times in steps]
     for number, values in parts:
         shown = " | ".join(f"{value / 1e6:,.2f}" for value in values)
         lines.append(f"| {number:,} | {shown} |")

@@ -11,6 +11,7 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -387,13 +388,11 @@ class _Answers(ABC):
 
 def _joined(pieces: Sequence[NewText]) -> NewText:
     """Return the pieces of a text as one."""
-    return NewText(
-        number=pieces[-1].number,
+    return replace(
+        pieces[-1],
         text="".join(piece.text for piece in pieces),
-        tokens=pieces[-1].tokens,
         scores=tuple(score for piece in pieces for score in piece.scores),
         prompt_scores=tuple(score for piece in pieces for score in piece.prompt_scores),
-        finish=pieces[-1].finish,
     )
 
 

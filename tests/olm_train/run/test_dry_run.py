@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.runs import config_values, write_config
+from support.runs import MANIFEST, config_values, write_config
+from support.stand_in import parse_mixture
 
 from olm_data.config.values import Values
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
+from olm_data.mixture.mix import MixPlan, open_sources
 from olm_train.estimate.flops import num_flops_per_token
 from olm_train.estimate.gpus import GPUS
 from olm_train.estimate.memory import memory_of_step
@@ -98,13 +100,6 @@ def test_a_gpu_without_bf16_is_planned_in_float32(tiny_mixture: Path, tmp_path: 
     assert "no bf16" in why["dtype float32"]
 
 
-def test_the_text_of_a_first_row_is_on_one_line_without_escapes_of_its_spaces(
-    tiny_mixture: Path,
-) -> None:
-    lines = list(first_rows(Lock.read(tiny_mixture), list(range(8))))
-    assert not [line for line in lines if "\\n" in line]
-
-
 def test_first_rows_show_the_documents_the_first_step_trains_on(tiny_mixture: Path) -> None:
     lock = Lock.read(tiny_mixture)
     lines = list(first_rows(lock, list(range(8))))
@@ -112,6 +107,7 @@ def test_first_rows_show_the_documents_the_first_step_trains_on(tiny_mixture: Pa
     assert [head.split(":")[0] for head in heads] == ["row 0", "row 1"]
     assert any(re.match(r"    document \d+, \d+ tokens: \S", line) for line in lines)
     assert lines[-1] == "... and 6 more rows in this step"
+    assert not [line for line in lines if "\\n" in line]  # texts are on one line, without escapes
 
 
 def test_rows_whose_text_cannot_be_shown_do_not_fail_the_dry_run(
@@ -192,3 +188,27 @@ def test_a_parametrization_is_shown_by_role(tiny_mixture: Path, tmp_path: Path) 
     assert re.search(r"^hidden +8 +0.01 +0.0025 +0.4 +1.25e-09$", found, re.MULTILINE)
     assert re.search(r"^head +1 +0.02 +0.01 +0.1 +2.5e-09$", found, re.MULTILINE)
     assert shown() == ""
+
+
+@pytest.fixture(scope="module")
+def lock(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny mixture, its first stage of 16 steps cut into rows of 8 tokens."""
+    text = MANIFEST.replace("name: main,", "name: main, sequence_length: 8,")
+    folder = tiny_mixture.parent
+    mixture = parse_mixture(text, str(folder / "phases.yaml"), str(folder))
+    path = folder / "phases.lock.json"
+    MixPlan(mixture, open_sources(mixture), str(folder)).compile().write(path)
+    return path
+
+
+def test_a_dry_run_lists_the_steps_of_each_length_and_counts_their_work(
+    lock: Path, tmp_path: Path
+) -> None:
+    config = RunConfig.resolve(Values(config_values(lock, tmp_path / "run")))
+    text = describe(config, world_size=2)
+    assert "steps 1 to 16: sequence length 8, micro-batches of 16 rows" in text
+    assert "steps 17 to 24: sequence length 32, micro-batches of 4 rows" in text
+    assert "128 rows, each as 4 of 8 tokens" in text
+    pairs = (16 * 9 / 2 + 8 * 33 / 2) / 24
+    flops = num_flops_per_token(config.model, pairs_per_token=pairs)
+    assert f"{flops:.3e} FLOPs a token" in text

@@ -1,20 +1,16 @@
-"""A mixture of experts from the command line to a folder of weights, killed on the way."""
+"""A mixture of experts from the command line to a folder of weights, stopped on the way."""
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from click.testing import CliRunner
 from support.runs import (
     build_trainer,
     config_values,
     metrics,
-    run,
-    run_until,
     same_bits,
     steps_of,
     tensors,
@@ -68,22 +64,6 @@ def test_stopped_it_goes_on_with_the_same_bits(
 ) -> None:
     for steps in (6, 12):
         build_trainer(tiny_mixture, tmp_path / "run", *OPTIONS, stop=steps).fit()
-    assert_the_same(tiny_mixture, tmp_path / "run", whole)
-
-
-@pytest.mark.slow
-def test_killed_it_goes_on_with_the_same_bits(
-    whole: Path, tiny_mixture: Path, tmp_path: Path
-) -> None:
-    values = Values(config_values(tiny_mixture, tmp_path / "run"))
-    for option in (*OPTIONS, "--trainer.hard_stop={value: 12, unit: steps}"):
-        values.override(option)
-    config = tmp_path / "train.yaml"
-    config.write_text(yaml.safe_dump(values.data))
-    code, _ = run_until("step  8/", signal.SIGKILL, config)
-    assert code == -signal.SIGKILL
-    result = run(config)
-    assert result.returncode == 0, result.stderr
     assert_the_same(tiny_mixture, tmp_path / "run", whole)
 
 

@@ -352,7 +352,7 @@ def test_state_that_no_checkpoint_can_hold_is_refused_at_the_first_step(
 def test_a_conjugated_state_comes_back(tmp_path: Path) -> None:
     values = torch.tensor([1 + 2j, 3 - 4j]).conj()
     with TensorsFile(tmp_path / "tensors", [Box("x", values.dtype, (2,))]) as file:
-        start = file.add(values)
+        start = file.add(values).start
     found = np.fromfile(tmp_path / "tensors", np.complex64, offset=start)
     assert found.tolist() == values.tolist()
 

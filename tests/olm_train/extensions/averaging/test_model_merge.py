@@ -14,7 +14,7 @@ from support.distributed import run_ranks
 from support.runs import STEPS, build_trainer, group_world, metrics, one_step_trainer
 from torch.distributed.tensor import DTensor
 
-from olm_data.errors import ConflictError, ResourceError, UsageError
+from olm_data.errors import ResourceError, UsageError
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.early_stopping import EarlyStoppingCallback
 from olm_train.checkpoint.load import open_checkpoint
@@ -268,15 +268,6 @@ def test_a_run_that_ended_without_its_merge_makes_it_when_it_is_started_again(
     trainer_with(tiny_mixture, tmp_path, OFF, merge_last_n_steps=3).fit()
     seen = [recorder.weights[step] for step in (22, 23, 24)]
     assert_mean(tmp_path / "step00000024-merged", seen, "uniform")
-
-
-def test_another_merge_in_its_place_is_not_replaced(tiny_mixture: Path, tmp_path: Path) -> None:
-    stop = "--trainer.hard_stop={value: 3, unit: steps}"
-    trainer_with(tiny_mixture, tmp_path, OFF, stop, merge_last_n_steps=2).fit()
-    (tmp_path / "step00000003").rename(tmp_path / "elsewhere")
-    (tmp_path / "latest").unlink()
-    with pytest.raises(ConflictError, match="another checkpoint is there already"):
-        trainer_with(tiny_mixture, tmp_path, OFF, stop, merge_last_n_steps=3).fit()
 
 
 def test_a_hard_stop_in_a_window_leaves_the_later_merge_as_it_would_be(

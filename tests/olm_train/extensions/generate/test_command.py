@@ -1,24 +1,42 @@
-"""`olm-train generate`: reads only what verifies; one text or many, on one rank or several."""
+"""`olm-train generate` and `chat`, and texts of a run: one text or many, on one rank or several."""
 
 from __future__ import annotations
 
 import json
+import os
+import pty
+import signal
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from click.testing import CliRunner
 from support.distributed import run_ranks
 from support.forked import python
 from support.hf_talker import greedy, save_hf_talker, theirs
 from support.hub_stub import HubStub
 from support.runs import build_trainer, group_world
+from support.talking import POSITIONS, save_talker
 
+from olm_data.errors import OlmError, UsageError, shown
+from olm_data.run_log.run_folder import SAMPLES, StepSamples, read_samples
+from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.portable import evaluation_model
+from olm_train.distributed.preempt import Preempted
 from olm_train.distributed.world import World
+from olm_train.extensions.generate.chat import Chat
+from olm_train.extensions.generate.chat import main as chat
 from olm_train.extensions.generate.command import generate, main
+from olm_train.extensions.generate.engine import TextRequest
+from olm_train.extensions.generate.loaded import LoadedModel
+from olm_train.extensions.generate.samples import SamplesCallback
 from olm_train.extensions.generate.sampling import Sampling
+from olm_train.extensions.generate.template import ChatTemplate
 
 pytestmark = pytest.mark.xdist_group("generate")  # its fixtures are made once
 GREEDY = Sampling(temperature=0.0)
@@ -166,3 +184,240 @@ def test_a_model_of_transformers_writes_what_transformers_writes(
     written = json.loads((tmp_path / "sample.json").read_text())
     assert (written["ids"], written["finish"]) == (expected, "stop")
     assert written["checkpoint"].startswith("lab/talker@")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_talker(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture(scope="module")
+def loaded(saved: Path) -> LoadedModel:
+    return LoadedModel.open(str(saved), "latest", print, device=torch.device("cpu"))
+
+
+def new_chat(loaded: LoadedModel, notes: list[str], most: int = 6) -> Chat:
+    return Chat(
+        loaded, ChatTemplate(), Sampling(seed=4), system="S", max_new_tokens=most, note=notes.append
+    )
+
+
+def written(loaded: LoadedModel, prompt: str, seed: int, most: int = 6) -> str:
+    asked = TextRequest(
+        prompt=loaded.ids_of(prompt), sampling=Sampling(seed=seed), max_new_tokens=most,
+        stop=("\nUser:",),
+    )  # fmt: skip
+    return loaded.engine().run([asked])[0].text
+
+
+def test_an_answer_goes_on_from_all_that_was_said(loaded: LoadedModel) -> None:
+    chat = new_chat(loaded, [])
+    first = "".join(chat.answer("cat"))
+    assert first == written(loaded, "S\n\nUser: cat\nAssistant:", 4)
+    second = "".join(chat.answer("mat"))
+    said = f"S\n\nUser: cat\nAssistant: {first.strip()}\nUser: mat\nAssistant:"
+    assert second == written(loaded, said, 5)
+    chat.forget()
+    assert "".join(chat.answer("cat")) == written(loaded, "S\n\nUser: cat\nAssistant:", 6)
+
+
+def test_what_was_heard_of_an_answer_counts_as_said(loaded: LoadedModel) -> None:
+    chat = new_chat(loaded, [])
+    answer = chat.answer("cat")
+    heard = next(answer)
+    answer.close()
+    said = f"S\n\nUser: cat\nAssistant: {heard.strip()}\nUser: mat\nAssistant:"
+    assert "".join(chat.answer("mat")) == written(loaded, said, 5)
+
+
+def test_the_oldest_turns_go_where_there_is_no_room_and_it_is_told(loaded: LoadedModel) -> None:
+    notes: list[str] = []
+    chat = new_chat(loaded, notes)
+    for _ in range(8):
+        list(chat.answer("the cat"))
+    assert notes[0] == (
+        f"note: the oldest 2 turns are left out: the model looks at {POSITIONS} tokens"
+    )
+    with pytest.raises(UsageError, match=f"looks at {POSITIONS}"):
+        list(chat.answer("the cat " * 50))
+    assert "".join(chat.answer("a")) is not None
+
+
+def test_the_command_answers_each_line(saved: Path, loaded: LoadedModel) -> None:
+    words = [str(saved), "--seed", "4", "--temperature", "1", "--top-k", "0", "--system", "S"]
+    words += ["--max-new-tokens", "6"]
+    text = "cat\n\n/new\n/help\ncat\n/exit\nnever\n"
+    result = CliRunner().invoke(chat, words, input=text)
+    assert result.exit_code == 0, result.output
+    prompt = "S\n\nUser: cat\nAssistant:"
+    expected = [shown(written(loaded, prompt, seed)) for seed in (4, 5)]
+    assert result.stdout == "".join(f"{each}\n" for each in expected)
+    assert "there is no command /help: /new begins anew" in result.stderr
+
+
+def test_a_template_is_read_and_a_long_line_ends_nothing(saved: Path, tmp_path: Path) -> None:
+    path = tmp_path / "chat.jinja"
+    path.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    words = [str(saved), "--template", str(path), "--max-new-tokens", "2"]
+    result = CliRunner().invoke(chat, words, input="the cat " * 80 + "\ncat\n")
+    assert result.exit_code == 0, result.output
+    assert "say it in fewer words" in result.stderr
+    assert result.stdout.strip()
+    assert CliRunner().invoke(chat, [*words[:2], str(tmp_path / "none")]).exit_code == 4
+
+
+def test_a_model_of_transformers_answers_by_its_own_template(tmp_path: Path) -> None:
+    folder = save_hf_talker(tmp_path / "talker")
+    tokenizer = theirs(folder)[1]
+    turns = [{"role": "system", "content": "S"}, {"role": "user", "content": "cat"}]
+    asked = {"add_generation_prompt": True, "return_dict": True}
+    given = tokenizer.apply_chat_template(turns, **asked)["input_ids"]
+    words = [str(folder), "--temperature", "0", "--system", "S", "--max-new-tokens", "9"]
+    result = CliRunner().invoke(chat, words, input="cat\n")
+    assert result.exit_code == 0, result.output
+    expected = tokenizer.decode(greedy(folder, given, 9), clean_up_tokenization_spaces=False)
+    assert result.stdout == f"{shown(expected)}\n"
+
+
+@pytest.mark.slow
+def test_on_a_terminal_it_asks_and_streams(saved: Path) -> None:
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "olm_train.cli", "chat", str(saved), "--max-new-tokens", "20"]
+    try:
+        with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave) as it:
+            os.close(slave)
+            seen = b""
+            while b"> " not in seen:
+                seen += os.read(master, 4096)
+            os.write(master, b"\x1b[200~the\ncat\x1b[201~\n")  # pasted
+            while seen.count(b"> ") < 2:
+                seen += os.read(master, 4096)
+            os.write(master, b"\x04")
+            while not seen.endswith(b"\n"):
+                seen += os.read(master, 4096)
+            assert it.wait(600) == 0
+    finally:
+        os.close(master)
+    assert b"/new begins anew" in seen
+    assert seen.count(b"> ") == 2, "two lines that are pasted are one turn"
+
+
+PROMPTS = ["the quick", "def f", "", "seven owls sleep", "a"]
+END = ["--trainer.hard_stop={value: 3, unit: steps}"]
+SPARSE = ["--trainer.callbacks.lm_evaluator.eval_interval=100"]
+
+
+def texts(samples: StepSamples) -> list[str]:
+    return [each.text for each in samples.texts]
+
+
+def untimed(folder: Path) -> list[Any]:
+    found = [json.loads(line) for line in (folder / SAMPLES).read_text().splitlines()]
+    return [{**each, "time": 0} for each in found]
+
+
+@pytest.fixture(scope="module")
+def sampled(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("samples") / "sampled"
+    callback = SamplesCallback(
+        prompts=PROMPTS, max_new_tokens=9, eval_interval=6, fixed_steps=[7], eval_on_startup=True,
+        temperature=1.3, top_k=40, seed=5,
+    )  # fmt: skip
+    build_trainer(tiny_mixture, folder, *SPARSE, callbacks={"samples": callback}).fit()
+    return folder
+
+
+def test_texts_are_those_of_the_weights_of_each_step(sampled: Path) -> None:
+    samples = read_samples(sampled)
+    assert [each.step for each in samples] == [0, 6, 7, 12, 18, 24]
+    assert samples[0].texts != samples[-1].texts
+    for each in samples[1:]:
+        assert [text.prompt for text in each.texts] == PROMPTS
+        if each.step == 7:
+            continue
+        wish = Sampling(temperature=1.3, top_k=40, seed=5)
+        step = str(each.step)
+        again = generate(str(sampled), PROMPTS, checkpoint=step, max_new_tokens=9, sampling=wish)
+        assert texts(each) == [sample.text for sample in again]
+
+
+def test_each_option_has_its_effect(tiny_mixture: Path, sampled: Path, tmp_path: Path) -> None:
+    other = SamplesCallback(
+        prompts=PROMPTS[:2], max_new_tokens=1, temperature=0.0, eval_on_finish=True
+    )
+    build_trainer(tiny_mixture, tmp_path / "a", *SPARSE, *END, callbacks={"samples": other}).fit()
+    (last,) = read_samples(tmp_path / "a")
+    assert (last.step, last.temperature, len(last.texts)) == (3, 0.0, 2)
+    longest = [max(map(len, texts(each))) for each in (last, read_samples(sampled)[-1])]
+    assert longest[0] < longest[1]
+    none = SamplesCallback(prompts=PROMPTS, eval_on_finish=False)
+    build_trainer(tiny_mixture, tmp_path / "b", *SPARSE, *END, callbacks={"samples": none}).fit()
+    assert read_samples(tmp_path / "b") == []
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_the_first_step(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    callback = SamplesCallback(prompts=["the quick " * 60])
+    with pytest.raises(UsageError, match="looks at 32"):
+        build_trainer(tiny_mixture, tmp_path, *SPARSE, callbacks={"samples": callback}).fit()
+    with pytest.raises(OlmError):
+        SamplesCallback(prompts=[])
+
+
+class Stop(Callback):
+    """Sends a signal before the texts of a step are written."""
+
+    priority = 5
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def evaluate(self) -> None:
+        if self.trainer.step == self.step:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("step", [12, 24])
+def test_a_run_that_is_stopped_writes_them_after_the_restart(
+    tiny_mixture: Path, tmp_path: Path, sampled: Path, step: int
+) -> None:
+    def build(*more: Callback) -> Any:
+        callback = SamplesCallback(
+            prompts=PROMPTS, max_new_tokens=9, eval_interval=6, fixed_steps=[7],
+            eval_on_startup=True, temperature=1.3, top_k=40, seed=5,
+        )  # fmt: skip
+        others = {f"other{n}": each for n, each in enumerate(more)}
+        return build_trainer(
+            tiny_mixture, tmp_path, *SPARSE, callbacks={"samples": callback, **others}
+        )
+
+    if step == 12:
+        with pytest.raises(Preempted):
+            build(Stop(step)).fit()
+        assert [each.step for each in read_samples(tmp_path)] == [0, 6, 7]
+    else:
+        build(Stop(step)).fit()
+    build().fit()
+    assert untimed(tmp_path) == untimed(sampled)
+    (tmp_path / SAMPLES).unlink()
+    build().fit()  # it has ended: those of the last step are still to do
+    assert untimed(tmp_path) == untimed(sampled)[-1:]
+
+
+def sampled_on_ranks(lock: Path, folder: Path, *options: str) -> None:
+    wish = {"prompts": PROMPTS, "max_new_tokens": 9, "eval_interval": 8, "temperature": 1.3}
+    given = f"--trainer.callbacks.samples={json.dumps(wish)}"
+    world = group_world() if dist.is_initialized() else None
+    build_trainer(lock, folder, *SPARSE, given, *options, world=world).fit()
+
+
+@pytest.mark.slow
+def test_ranks_write_the_same_texts(tiny_mixture: Path, tmp_path: Path) -> None:
+    sampled_on_ranks(tiny_mixture, tmp_path / "alone")
+    expected = untimed(tmp_path / "alone")
+    assert [each["step"] for each in expected] == [8, 16, 24]
+    for name in ("fsdp", "ddp"):
+        option = f"--train_module.dp_config.name={name}"
+        run_ranks(sampled_on_ranks, 2, tiny_mixture, tmp_path / name, option)
+        assert untimed(tmp_path / name) == expected, name

@@ -21,8 +21,6 @@ from olm_train.extensions.tracking.wandb import WandBCallback
 KEY = "0123456789abcdef" * 3
 PATIENT = 300.0
 """A slow machine is no server that hangs."""
-
-
 pytestmark = pytest.mark.xdist_group("wandb")
 
 
