@@ -61,8 +61,8 @@ def test_the_sweep_finds_exactly_the_code_points_that_differ(
 def test_an_encoder_that_differs_on_too_much_is_not_used(
     small: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("olm_data.encoders.gate.recall_cuts", lambda *_: None)
-    monkeypatch.setattr("olm_data.encoders.gate.remember_cuts", lambda *_: None)
+    monkeypatch.setattr("olm_data.encoders.gate.recall", lambda *_: None)
+    monkeypatch.setattr("olm_data.encoders.gate.remember", lambda *_: None)
     monkeypatch.setattr(gate, "NEAR", [range(0x80, 0xD000)])
     monkeypatch.setattr(gate, "FAR", ())
     monkeypatch.setattr(gate, "MOST_ROUTED", 3_000)
