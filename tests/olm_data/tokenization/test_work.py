@@ -138,7 +138,7 @@ def test_tasks_that_do_not_exist_are_refused(source: Path, project: Project) -> 
     total = begin(source, project.tokenizer, project.out, **OPTIONS)
     with pytest.raises(UsageError, match=f"there is no task {total}"):
         work(str(project.out), [total], workers=1, name="w", note=print)
-    with pytest.raises(InputError, match="there is no run") as caught:
+    with pytest.raises(InputError, match="no run has begun") as caught:
         work(str(project / "none"), [0], workers=1, name="w", note=print)
     assert "olm-data tokenize" in str(caught.value.fix)
 
