@@ -36,7 +36,7 @@ class EncodedBatch:
     Attributes:
         read: the documents, and the records that are none; its `data` is empty.
         encoded: the documents' ids, no BOS, no EOS.
-        rows: their rows of `docs.parquet`.
+        rows: their rows of `docs.parquet`; None without documents.
         digests: as in `HashedBatch`.
         text_bytes: bytes of all texts.
     """

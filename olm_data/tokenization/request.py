@@ -10,11 +10,12 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -150,6 +151,17 @@ def _uncut(plan: Plan) -> list[str]:
     ]
 
 
+def settings_of(tokenizer: TokenizerSpec) -> dict[str, Any]:
+    """Return what the settings of a plan say of a tokenizer."""
+    return {
+        "tokenizer": tokenizer.sha256,
+        "tokenizer_probe": tokenizer.probe_sha256,
+        "vocab_size": tokenizer.vocab_size,
+        "bos": tokenizer.bos,
+        "eos": tokenizer.eos,
+    }
+
+
 def _plan(
     recipe: Recipe,
     source: SourcePlan,
@@ -200,11 +212,7 @@ def _plan(
         minhash=parse_bands(recipe.minhash) if recipe.dedup == "minhash" else None,
         decontaminate=None if evaluated is None else (evaluated.sha256, evaluated.n),
         shuffle_documents=recipe.shuffle_documents,
-        tokenizer=tokenizer.sha256,
-        tokenizer_probe=tokenizer.probe_sha256,
-        vocab_size=tokenizer.vocab_size,
-        bos=tokenizer.bos,
-        eos=tokenizer.eos,
+        **settings_of(tokenizer),
         special=recipe.special,
         shard_text_bytes=target,
         parent=None if base is None else base.digest,
@@ -246,9 +254,7 @@ def prepare(recipe: Recipe, inputs: Sequence[str], base: BaseDataset | None = No
         bos=recipe.bos,
     )
     if source.options.chat is not None:
-        chat = chat_reader().options(recipe, tokenizer)
-        options = msgspec.structs.replace(source.options, chat=chat)
-        source = replace(source, options=options)
+        source = source.reading(chat=chat_reader().options(recipe, tokenizer))
         tokenizer = tokenizer.delimited(eos=None, bos=None)  # the template writes them
     output = recipe.output
     if output is None:
@@ -265,8 +271,7 @@ def prepare(recipe: Recipe, inputs: Sequence[str], base: BaseDataset | None = No
     if recipe.dedup == "minhash":
         with needs("--dedup minhash"):
             libraries = (*source.options.libraries, f"rensa {version('rensa')}")
-        options = msgspec.structs.replace(source.options, libraries=libraries)
-        source = replace(source, options=options)
+        source = source.reading(libraries=libraries)
     recipe, evaluated = msgspec.structs.replace(recipe, output=output), None
     if recipe.decontaminate:
         evaluated = read_texts(recipe.decontaminate, recipe.decontaminate_ngram, tokenizer)
@@ -365,9 +370,9 @@ def identical_inputs(
         for item in inputs
         if item.bytes > 0 and not (item.format == "txt" and options.separator is None)
     ]
-    groups = _grouped([chosen], lambda item: item.bytes)
+    groups = [chosen]
     with ThreadPoolExecutor(READERS) as pool:
-        for key in (_digest, _edges):
+        for key in (lambda item: item.bytes, _digest, _edges):
             groups = _grouped(groups, key, pool)
         tagged = [group for group in groups if len({_tag(item) for item in group}) == 1]
         others = [group for group in groups if group not in tagged]
@@ -380,14 +385,13 @@ def identical_inputs(
 def _grouped(
     groups: Iterable[list[InputFile]],
     key: Callable[[InputFile], Hashable],
-    pool: ThreadPoolExecutor | None = None,
+    pool: ThreadPoolExecutor,
 ) -> list[list[InputFile]]:
     """Part each group by `key`; groups of one are left out."""
     found = []
     for group in groups:
         parted: dict[Hashable, list[InputFile]] = defaultdict(list)
-        keys = pool.map(key, group) if pool else map(key, group)
-        for item, value in zip(group, keys, strict=True):
+        for item, value in zip(group, pool.map(key, group), strict=True):
             parted[value].append(item)
         found += [part for part in parted.values() if len(part) > 1]
     return found

@@ -61,10 +61,10 @@ def select_documents(
             where=f"--sample {sample}",
             fix="write 1%, 0.01 or 1/100, or leave it out",
         )
-    options = source.options
     if sample is not None:
-        options = msgspec.structs.replace(options, sample=str(sample), seed=seed)
+        source = source.reading(sample=str(sample), seed=seed)
     if exclude_ids is not None:
+        options = source.options
         whole_files = options.separator is None and any(f.format == "txt" for f in source.inputs)
         if options.id_column is None and not whole_files:
             raise InputError(
@@ -73,9 +73,7 @@ def select_documents(
                 fix="say which column or field holds them: --id-column NAME",
             )
         ids = read_ids(exclude_ids)
-        source = replace(source, excluded=ids)
-        options = msgspec.structs.replace(options, exclude=ids.sha256)
-    source = replace(source, options=options)
+        source = replace(source.reading(exclude=ids.sha256), excluded=ids)
     if limit is None:
         return source
     known = None if output is None else limited_before(source, limit, Store(output))

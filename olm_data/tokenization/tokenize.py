@@ -130,8 +130,8 @@ def tokenize(request: Request, *, runner: Runner, progress: Progress) -> Summary
         if request.recipe.dedup:
             clear_duplicates(store)
         if complete:
-            return Summary.of_complete(request, list(map(read_manifest, splits)))
-    return Summary.of_shards(request, manifests, shards)
+            return Summary(request, list(map(read_manifest, splits)))
+    return Summary(request, manifests, shards)
 
 
 def _job(request: Request, store: Store) -> TokenizeJob:

@@ -136,7 +136,7 @@ def test_too_many_bad_records_stop_the_manifest_but_keep_the_shards(project: Pro
     assert not (project.out / "manifest.json").exists()
     log = io.StringIO()
     made = project.make([good, bad], shard_tokens=200, max_bad="12", log=log)
-    assert (made.documents_now, made.manifest.totals.documents) == (0, 35)
+    assert (made.now(Count.DOCUMENTS), made.manifest.totals.documents) == (0, 35)
     assert "finished before" in log.getvalue()
 
 

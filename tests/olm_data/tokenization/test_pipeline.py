@@ -70,7 +70,7 @@ def test_text_that_spells_a_special_token_is_plain_counted_allowed_or_refused(
     source = project.write("a.jsonl", ["one <|endoftext|> two <|endoftext|>"])
     spec = load_tokenizer(project.tokenizer)
     made = project.make([source], "plain")
-    assert made.special_hits == 2
+    assert made.total("special_hits") == 2
     plain = project.open("plain").document(0).tokens.tolist()
     assert plain.count(spec.eos) == 1
     project.make([source], "allow", special="allow")
