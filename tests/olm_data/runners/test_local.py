@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support.inline_runner import InlineRunner
-from support.jobs import Environment, Squares
+from support.jobs import Durable, Environment, Squares
 
 from olm_data.errors import InputError, ResourceError
-from olm_data.runners.base import Count
+from olm_data.runners.base import Count, Deferred, whole
 from olm_data.runners.fork_server import ONE_THREAD
-from olm_data.runners.local import LocalRunner, granted_cpus
+from olm_data.runners.local import LocalRunner, Reporter, granted_cpus
 
 
 def run(runner: Any, job: Any, tasks: list[int], total: int) -> tuple[dict, np.ndarray, list]:
@@ -255,3 +255,69 @@ def test_the_granted_cpus_are_those_of_the_affinity_at_most(repository: Path) ->
     code = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
     code += "from olm_data.runners.local import granted_cpus; print(granted_cpus())"
     assert subprocess.check_output([sys.executable, "-c", code], cwd=repository) == b"1\n"
+
+
+def test_the_next_task_begins_before_the_last_one_is_finished(tmp_path: Path) -> None:
+    results, _, notes = run(LocalRunner(1), Durable(str(tmp_path), last=3), [0, 1, 2, 3], 4)
+    assert (results, notes) == ({0: 0, 1: 1, 2: 4, 3: 9}, [])
+
+
+def test_a_death_costs_both_tasks_of_the_worker_and_is_laid_to_the_one_at_work(
+    tmp_path: Path,
+) -> None:
+    job = Durable(str(tmp_path), last=1, dies=1)
+    results, _, notes = run(LocalRunner(1), job, [0, 1, 2, 3], 4)
+    assert results == {0: 0, 1: 1, 2: 4, 3: 9}
+    assert len(notes) == 1
+    assert "SIGKILL" in notes[0]
+    assert "input-2.jsonl" in notes[0]
+
+
+def test_a_task_that_always_kills_its_worker_is_named_and_the_one_before_it_is_kept(
+    tmp_path: Path,
+) -> None:
+    results: dict[int, int] = {}
+    with pytest.raises(ResourceError, match="3 times") as caught:
+        LocalRunner(1).run(
+            Durable(str(tmp_path), last=1, dies=99),
+            [0, 1, 2, 3],
+            4,
+            done=results.__setitem__,
+            watch=lambda counts, running: None,
+            note=lambda text: None,
+        )
+    assert caught.value.where == "input-2.jsonl"
+    assert "SIGKILL" in caught.value.what
+    assert "memory" in str(caught.value)
+    assert results == {0: 0, 1: 1}  # tried again, it was alone with its worker
+
+
+def test_an_error_while_a_task_is_made_durable_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="disk is gone") as caught:
+        run(LocalRunner(1), Durable(str(tmp_path), last=3, fails=1), [0, 1, 2, 3], 4)
+    assert caught.value.where == "input-1.jsonl"
+
+
+def test_the_columns_of_counts_stay_as_heartbeats_hold_them() -> None:
+    assert [count.name for count in Count] == [
+        *("DOCUMENTS", "TEXT_BYTES", "TOKENS", "DROPPED", "BAD", "READ_US", "ENCODE_US"),
+        *("WRITE_US", "BY_REFERENCE", "PEAK_KIB"),
+    ]
+
+
+def test_a_reporter_adds_to_its_row_and_begins_anew_but_for_the_memory() -> None:
+    row = np.full(len(Count), 7, np.int64)
+    report = Reporter(row)
+    assert row[: Count.PEAK_KIB].tolist() == [0] * Count.PEAK_KIB
+    report(documents=2, tokens=5)
+    report(tokens=1)
+    assert (row[Count.DOCUMENTS], row[Count.TOKENS]) == (2, 6)
+    assert row[Count.PEAK_KIB] > 7
+
+
+def test_what_is_left_of_a_task_can_be_finished_in_place(tmp_path: Path) -> None:
+    job = Durable(str(tmp_path), last=0)
+    begun = job.run(0, Reporter(np.zeros(len(Count), np.int64)))
+    assert isinstance(begun, Deferred)
+    assert whole(begun) == 0
+    assert whole(3) == 3

@@ -1,4 +1,4 @@
-"""The Slurm runner, on a real cluster: the bytes of a local run, and nothing left behind."""
+"""The Slurm runner, on a real cluster, and Slurm's commands as functions."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from olm_data.runners.base import Count
 from olm_data.storage.store import Store
 
 pytestmark = pytest.mark.xdist_group("slurm")
+
 
 HELD = ("--runner", "slurm", "--slurm", "hold")
 
@@ -200,3 +201,52 @@ def test_the_script_of_a_hundred_thousand_tasks_is_as_long_as_that_of_one(tmp_pa
     spelled = ",".join(str(task) for task in range(0, 200_000, 2)).encode()
     Store(tmp_path / "run").put("tasks-0", spelled)
     assert len(parse_tasks(spelled.decode())) == 100_000
+
+
+@pytest.mark.parametrize("word", ["array=1-5", "output=x", "requeue", "=x", "time=", "-t=1", "A=1"])
+def test_options_that_are_none_or_not_the_users_are_refused(word: str) -> None:
+    with pytest.raises(UsageError, match="--slurm"):
+        runner.sbatch_options([word])
+    assert runner.sbatch_options(["time=1:00", "exclusive"]) == ["--time=1:00", "--exclusive"]
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder on the path: its scripts are the commands."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def script(folder: Path, name: str, body: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+def test_the_elements_of_an_array_run_or_wait_for_a_reason(commands: Path) -> None:
+    script(
+        commands,
+        "squeue",
+        "echo '0|RUNNING|None'; echo '3|COMPLETING|None'; echo '7|PENDING|Resources'",
+    )
+    found = runner.state("1")
+    assert found == runner.ArrayState(frozenset({0, 3}), {7: "Resources"})
+    assert not found.ended
+
+
+def test_a_job_that_slurm_forgot_has_ended_and_silence_is_no_answer(commands: Path) -> None:
+    script(commands, "squeue", "echo 'Invalid job id specified' >&2; exit 1")
+    found = runner.state("1")
+    assert found.ended
+    script(commands, "squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    assert runner.state("1") is None
+    with pytest.raises(ResourceError, match="does not answer") as caught:
+        runner.live_jobs("olm-")
+    assert "Unable to contact" in str(caught.value.why)
+
+
+def test_the_id_of_a_job_is_told_without_its_cluster(commands: Path) -> None:
+    script(commands, "sbatch", "echo '42;cluster'")
+    assert runner.submit("#!/bin/sh", []) == "42"
+    script(commands, "scontrol", "echo 'MaxArraySize            = 1001'")
+    assert runner.largest_array() == 1001
