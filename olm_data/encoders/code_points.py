@@ -137,9 +137,8 @@ def unsettled(form: Form) -> Ranges:
     return tuple(sorted((*stretches(near), *far)))
 
 
-LONGEST = (
-    1 << 20
-)  # bytes of a document that is normalised to see if it changes; takes 20 times that
+LONGEST = 1 << 20
+"""Bytes of a document that is normalised to see if it changes; takes 20 times that."""
 
 
 class ReferenceRouter:

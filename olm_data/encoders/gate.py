@@ -373,10 +373,8 @@ def adversarial(tokenizer: TokenizerSpec) -> list[bytes]:
         "n\u0303o \u0915\u094d\u0937\u093f \u0e01\u0e33 \u0627\u064b\u0651 \u05d0\u05b8\u05d1"
     ]
     texts += ["\u202eabc\u202c \u0627\u0644\u0639\u0631\u0628\u064a\u0629 abc \u05e2\u05d1\u05e8"]
-    texts += [
-        "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466\U0001f3fd",
-        "\U0001f600" * 99,
-    ]
+    texts += ["\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466\U0001f3fd"]
+    texts += ["\U0001f600" * 99]
     texts += ["I'm we'LL it's CAN'T don\u2019t 'tis ''s 'S", "HTTPServer camelCase snake_case"]
     texts += ["<|", "|>", "<|endoftext", "endoftext|>", "<||>", "[", "<s", "</"]
     texts += ["\u2581a\u2581\u2581b", "\u00ff\u00fe\u0080", "\u00c3\u00a9"]

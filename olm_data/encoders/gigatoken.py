@@ -54,10 +54,9 @@ class GigatokenEncoder:
             contents.NumpyArray(data, parameters={"__array__": "char"}),
             parameters={"__array__": "string"},
         )
-        batch = f"a batch of {len(offsets) - 1:,} documents"
         with library_errors(
             "the encoder gigatoken fails on the text",
-            batch,
+            f"a batch of {len(offsets) - 1:,} documents",
             kind=ValidationError,
             fix="--encoder hf",
         ):

@@ -328,9 +328,9 @@ def _end_with_parent() -> None:
 
 def granted_cpus() -> int:
     """Return how many CPUs this process may use, by affinity and by cgroup quota."""
-    count = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    count = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
     quota = cgroup_quota()
     return max(count if quota is None else min(count, math.ceil(quota)), 1)
 

@@ -261,7 +261,7 @@ class TaskPipeline:
             if self.evaluated is not None:
                 kept = ~self.evaluated.found(batch, chats=self.read.chat is not None)
                 batch, digests = self._chosen(batch, digests, kept, CONTAMINATED)
-            made = [HashedBatch(batch, digests)]
+            made = [(batch, digests)]
             del batch  # the text may be large: once it is encoded nobody has it
             yield made.pop()
         if self.drops is not None and first != len(self.drops):
@@ -291,17 +291,16 @@ class TaskPipeline:
             del encoded
 
     def _encoded(self, hashed: HashedBatch) -> EncodedBatch:
-        batch = hashed.batch
+        batch, digests = hashed
 
         def place(k: int) -> str:
             source = self.inputs[int(batch.inputs[k])]
             return f"{source.path}, {source.position} {int(batch.positions[k])}"
 
         made = Encoded(np.empty(0, np.uint32), np.zeros(1, np.int64), 0, np.empty(0, int), {}, 0)
-        digests = hashed.digests
         rows = None
         if batch.documents:  # else it is here for what was dropped
-            made = self._made(hashed, place)
+            made = self._made(batch, digests, place)
             batch, made, digests = self._left_out(batch, made, digests)
             rows = document_rows(batch, content_hashes(digests), self.read.keep_schema)
         return EncodedBatch(
@@ -312,14 +311,12 @@ class TaskPipeline:
             text_bytes=len(batch.data),
         )
 
-    def _made(self, hashed: HashedBatch, place: Callable[[int], str]) -> Encoded:
-        batch, parts = hashed.batch, self.parts
-        if parts is None:
-            return self.encoder.encode(batch.data, batch.offsets, place)
-        made = parts.find(hashed.digests)
+    def _made(self, batch: DocumentBatch, digests: bytes, place: Callable[[int], str]) -> Encoded:
+        made = None if self.parts is None else self.parts.find(digests)
         if made is None:
             made = self.encoder.encode(batch.data, batch.offsets, place)
-            parts.keep(hashed.digests, made)
+            if self.parts is not None:
+                self.parts.keep(digests, made)
         return made
 
     def _left_out(
@@ -383,7 +380,7 @@ class TaskPipeline:
 
 
 def _text_bytes(hashed: HashedBatch) -> int:
-    return len(hashed.batch.data) + _raw_bytes(hashed.batch.dropped)
+    return len(hashed[0].data) + _raw_bytes(hashed[0].dropped)
 
 
 def _id_bytes(batch: EncodedBatch) -> int:

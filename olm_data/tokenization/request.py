@@ -20,10 +20,9 @@ from typing import Any
 import msgspec
 
 from olm_data.counts import counted
-from olm_data.dataset.inputs import InputFile, ReadOptions, RecordOptions
+from olm_data.dataset.inputs import InputFile, ReadOptions
 from olm_data.dataset.options import Last, Settings
 from olm_data.dataset.plan import Plan, PlannedInput, likely_text, make_plan, plan_name, shard_text
-from olm_data.decoding import convert
 from olm_data.encoders import ParityReport, find_encoder
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.extras import needs
@@ -39,7 +38,7 @@ from olm_data.tokenization.decontaminate import EvalTexts, read_texts, stored_te
 from olm_data.tokenization.encoded_parts import LONG_TASK
 from olm_data.tokenization.near_duplicates import parse_bands
 from olm_data.tokenization.recipe import Recipe
-from olm_data.tokenization.select_documents import select_documents
+from olm_data.tokenization.select_documents import record_options, select_documents
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 
 DEFAULT_TOKENIZER = "gpt2"
@@ -199,9 +198,8 @@ def _plan(
         for index, item in enumerate(new, first)
         for unit in plan_units(index, item, source.options, int(target / share))
     ]
-    read = convert(source.options.recorded, RecordOptions, from_attributes=True)
     last = None if source.limit is None else Last(new[-1].path, new[-1].until, source.text_bytes)
-    chosen = msgspec.structs.asdict(read) | {"seed": recipe.seed}
+    chosen = msgspec.structs.asdict(record_options(source.options)) | {"seed": recipe.seed}
     settings = Settings(
         **chosen,
         holdout=str(recipe.holdout),

@@ -304,12 +304,7 @@ def selection(source: SourcePlan) -> dict[str, str]:
     if options.sample is not None:
         said["sample"] = f"{float(Fraction(options.sample) * 100):.4g}%, seed {options.seed}"
     if source.limit is not None:
-        said["limit"] = _limit(source)
+        most, last = counted(source.limit, "document"), source.inputs[-1]
+        end = f"up to {printable(last.path)}, {last.position} {last.until}"
+        said["limit"] = f"{most}, {'more than there are' if last.until is None else end}"
     return said
-
-
-def _limit(source: SourcePlan) -> str:
-    most, last = counted(source.limit or 0, "document"), source.inputs[-1]
-    if last.until is None:
-        return f"{most}, more than there are"
-    return f"{most}, up to {printable(last.path)}, {last.position} {last.until}"

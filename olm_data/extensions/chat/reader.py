@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from olm_data.dataset.account import INVALID
-from olm_data.dataset.inputs import ChatOptions, InputFile, KeepType, ReadOptions, Unit
+from olm_data.dataset.inputs import ChatOptions, InputFile, ReadOptions, Unit
 from olm_data.errors import InputError, UsageError, printable, said_by
 from olm_data.extensions.chat.conversations import MESSAGES, SHARED, Refused, conversation
 from olm_data.extensions.chat.encoder import ChatEncoder
@@ -24,11 +24,10 @@ from olm_data.select.evaluate import matches
 from olm_data.select.where import columns as columns_of
 from olm_data.sources import jsonl
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Drop, Scan
-from olm_data.sources.buffers import from_buffers, joined
-from olm_data.sources.columns import MISSING, flattened, kept_columns, plain_values, value_of
+from olm_data.sources.columns import MISSING, flattened, value_of
 from olm_data.sources.files import open_binary, reading
 from olm_data.sources.formats import codec_of, whole_file
-from olm_data.sources.json_records import FieldSeen
+from olm_data.sources.json_records import FieldSeen, record_batches
 from olm_data.sources.line_blocks import plain_blocks, stream_blocks
 from olm_data.sources.parquet import opened, rows_at_once
 from olm_data.tokenization.recipe import Recipe
@@ -207,7 +206,7 @@ def _text(row: dict[str, Any], options: ReadOptions) -> tuple[bytes, bool]:
 
 
 def _batch(scan: Scan, rows: Sequence[Row]) -> Iterator[DocumentBatch]:
-    options, input = scan.options, scan.input
+    options = scan.options
     read: list[Row] = []
     found: list[dict[str, Any]] = []
     drops: list[Drop] = []
@@ -237,24 +236,20 @@ def _batch(scan: Scan, rows: Sequence[Row]) -> Iterator[DocumentBatch]:
         except Refused as error:
             drop(error, place, given)
             continue
-        replaced += mended or (isinstance(given, bytes) and not _is_utf8(given))
+        utf8 = not isinstance(given, bytes) or given.decode(errors="ignore").encode() == given
+        replaced += mended or not utf8
         kept.append(found[k])
         texts.append(text)
         positions.append(place)
 
-    def column(name: str, kind: KeepType) -> pa.Array:
-        return plain_values(_column(kept, name), kind, name, input.path)
-
-    yield from from_buffers(
+    yield from record_batches(
         scan,
-        *joined(texts),
+        texts,
+        partial(_column, kept),
         positions=np.array(positions, np.int64),
-        ids=None if options.id_column is None else column(options.id_column, "string"),
-        keep=kept_columns(options, column),
         dropped=drops,
         rows_in=len(rows),
         filtered=int((~chosen).sum()),
-        decoded=True,
         replaced=replaced,
     )
 
@@ -262,11 +257,3 @@ def _batch(scan: Scan, rows: Sequence[Row]) -> Iterator[DocumentBatch]:
 def _column(rows: Iterable[dict[str, Any]], name: str) -> list[Any]:
     found = (value_of(row, name) for row in rows)
     return [None if value is MISSING else value for value in found]
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -17,7 +17,16 @@ from support.texts import write_texts
 from support.tokenizer_kinds import bpe
 from support.tokenizing import digests
 
-from olm_data.encoders import TextEncoder, choose_encoder, gate, likely_encoder, make_encoder, own
+from olm_data.encoders import (
+    SMALL_TEXT,
+    TextEncoder,
+    choose_encoder,
+    find_encoder,
+    gate,
+    likely_encoder,
+    make_encoder,
+    own,
+)
 from olm_data.encoders.base import (
     SCAN_BYTES,
     Ids,
@@ -54,14 +63,6 @@ def test_no_documents_give_no_ids(spec: TokenizerSpec, name: str) -> None:
     assert (len(encoded.ids), encoded.offsets.tolist(), encoded.special_hits) == (0, [0], 0)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_batch_equals_its_documents_one_by_one(spec: TokenizerSpec, name: str) -> None:
-    encoder = make_encoder(name, spec, "plain")
-    texts = [f"text {k} ".encode() * k for k in range(40)]
-    together = rows(encoder.encode(*concatenate(texts)))
-    assert together == [rows(encoder.encode(*concatenate([t])))[0] for t in texts]
-
-
 @settings(max_examples=50)
 @given(texts=st.lists(st.text(max_size=200), max_size=8))
 def test_both_encoders_agree_on_any_text_and_it_decodes_back(
@@ -89,7 +90,7 @@ def test_auto_without_the_fast_library_says_so(
     spec: TokenizerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("olm_data.encoders.find_spec", lambda name: None)
-    report = choose_encoder("auto", spec, "plain", concatenate([]))
+    report = find_encoder("auto", spec, "plain", SMALL_TEXT, [])
     assert report.encoder == "hf"
     assert "pip install 'olm-data[fast]'" in report.note
     monkeypatch.setitem(sys.modules, "gigatoken", None)

@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zstandard
@@ -20,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.command import Olm
 from support.inputs import lines, write
-from support.reading import read_source, resolve_source
+from support.reading import read_source
 
 from olm_data.decompress import decompressed
 from olm_data.errors import InputError
@@ -465,7 +464,7 @@ def test_gzip_members_are_one_stream_however_it_is_read(
 
 
 @pytest.mark.parametrize("ending", [".gz", ".xz", ".bz2"])
-def test_a_bomb_is_refused_in_bounded_memory(tmp_path: Path, ending: str) -> None:
+def test_a_bomb_is_refused(tmp_path: Path, ending: str) -> None:
     line = b'{"text": "' + b"x" * (1 << 20) + b'"}\n'
     if ending == ".xz":
         packer = lzma.LZMACompressor(preset=0)
@@ -474,8 +473,7 @@ def test_a_bomb_is_refused_in_bounded_memory(tmp_path: Path, ending: str) -> Non
         bomb = PACKED[ending](line * 100)
     path = write(tmp_path / f"a.jsonl{ending}", bomb)
     with pytest.raises(InputError, match="it may be a bomb"):
-        for _ in resolve_and_read(path):
-            pass
+        read_source(path)
 
 
 def test_an_xz_frame_that_asks_for_a_gigabyte_is_refused(tmp_path: Path) -> None:
@@ -490,11 +488,3 @@ def test_an_xz_frame_that_asks_for_a_gigabyte_is_refused(tmp_path: Path) -> None
     with pytest.raises(InputError, match="truncated or damaged") as caught:
         read_source(write(tmp_path / "a.jsonl.xz", bytes(stream)))
     assert "emory" in str(caught.value)
-
-
-def resolve_and_read(path: Path) -> Any:
-    from olm_data.sources import plan_units, read_units
-
-    plan = resolve_source([str(path)])
-    units = plan_units(0, plan.inputs[0], plan.options, 1 << 30)
-    return read_units(plan.inputs, units, plan.options)

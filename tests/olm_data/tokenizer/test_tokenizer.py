@@ -60,22 +60,6 @@ def test_decode_gives_back_what_encode_was_given(tiny_tokenizer: Path) -> None:
         assert spec.decode(np.array(spec.encode(text), dtype=np.uint16)) == text
 
 
-def test_truncation_and_padding_of_the_file_are_ignored(plain: dict[str, Any]) -> None:
-    padding = {
-        "strategy": {"Fixed": 128},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 0,
-        "pad_type_id": 0,
-        "pad_token": "<|endoftext|>",
-    }
-    truncation = {"max_length": 16, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
-    spec = spec_from_bytes(edited(plain, padding=padding, truncation=truncation), name="t")
-    clean = spec_from_bytes(edited(plain), name="t")
-    for text in ("a", "a long text " * 100):
-        assert spec.encode(text) == clean.encode(text)
-
-
 def test_the_vocabulary_is_as_large_as_its_largest_id_where_there_are_holes(
     plain: dict[str, Any],
 ) -> None:
@@ -86,11 +70,6 @@ def test_the_vocabulary_is_as_large_as_its_largest_id_where_there_are_holes(
     model["model"]["vocab"]["<|far|>"] = 70_000
     spec = spec_from_bytes(json.dumps(model).encode(), name="t")
     assert (spec.vocab_size, spec.dtype) == (70_001, np.uint32)
-
-
-def test_a_model_without_a_type_loads(plain: dict[str, Any]) -> None:
-    model = {k: v for k, v in plain["model"].items() if k != "type"}
-    assert spec_from_bytes(edited(plain, model=model), name="t").vocab_size == 512
 
 
 def test_a_normaliser_that_changes_text_is_reported_as_lossy(plain: dict[str, Any]) -> None:
