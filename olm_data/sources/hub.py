@@ -47,11 +47,10 @@ def list_inputs(name: str, split: str) -> tuple[InputFile, ...]:
     size = getattr(dataset.info, "dataset_size", None) or 0
     label = f"hf:{name}/{split}"
     place = {"repository": repository, "config": config, "split": split, "commit": commit}
-    place["shards"] = str(shards)
     return tuple(
         InputFile(
             path=f"{label}/{k:05d}-of-{shards:05d}",
-            url="hf:" + urlencode({**place, "shard": k}),
+            url="hf:" + urlencode({**place, "shard": k, "shards": shards}),
             bytes=size // shards,
             revision=commit,
             format="hub",

@@ -98,8 +98,9 @@ class Marker:
     def _learn(self) -> None:
         """Learn the header of an answer, and what ends one, from a conversation of our own."""
         said = [("user", "zq1z"), ("assistant", "zq2z"), ("user", "zq3z"), ("assistant", "zq4z")]
+        forms: list[Callable[[str], Any]] = [str, lambda text: [{"type": "text", "text": text}]]
         text = ""
-        for form in (str, lambda text: [{"type": "text", "text": text}]):
+        for form in forms:
             if "zq2z" in text:
                 break  # else it takes lists of parts alone
             probe = Conversation(messages=[{"role": r, "content": form(c)} for r, c in said])
