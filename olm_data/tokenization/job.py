@@ -245,8 +245,8 @@ class TokenizeJob(PlanJob):
             ]
             staging = stack.enter_context(self.splits[0].staging())
             quarantine = Quarantine(self.splits[0], name, self.inputs, staging)
-            for unfinished in (*writers, quarantine):
-                stack.callback(unfinished.discard)  # closes files; of what is published nothing
+            for discard in (quarantine.discard, *(writer.discard for writer in writers)):
+                stack.callback(discard)  # closes files; of what is published nothing
             try:
                 accounts = pipeline.run(self.plan.units_of(task), writers, quarantine, report)
             except OlmError:  # a changed input explains most read errors

@@ -29,7 +29,7 @@ from olm_data.threads import in_order
 from olm_data.tokenization.base_dataset import require_filter
 from olm_data.tokenization.decontaminate import stored_texts
 from olm_data.tokenization.recipe import Recipe
-from olm_data.tokenization.request import Request, settings_of
+from olm_data.tokenization.request import Request
 from olm_data.tokenization.select_documents import stored_ids
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
@@ -94,7 +94,14 @@ def request_like(recipe: Recipe) -> Request:
                 fix="restore it, with its time of modification; or make both datasets anew",
             )
     tokenizer = load_tokenizer(recipe.tokenizer, eos=recipe.eos, bos=recipe.bos)
-    settings = msgspec.structs.replace(plans[0].settings, **settings_of(tokenizer))
+    settings = msgspec.structs.replace(
+        plans[0].settings,
+        tokenizer=tokenizer.sha256,
+        tokenizer_probe=tokenizer.probe_sha256,
+        vocab_size=tokenizer.vocab_size,
+        bos=tokenizer.bos,
+        eos=tokenizer.eos,
+    )
     recipe = msgspec.structs.replace(
         recipe,
         seed=options.seed,

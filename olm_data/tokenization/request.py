@@ -15,7 +15,6 @@ from fractions import Fraction
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -150,17 +149,6 @@ def _uncut(plan: Plan) -> list[str]:
     ]
 
 
-def settings_of(tokenizer: TokenizerSpec) -> dict[str, Any]:
-    """Return what the settings of a plan say of a tokenizer."""
-    return {
-        "tokenizer": tokenizer.sha256,
-        "tokenizer_probe": tokenizer.probe_sha256,
-        "vocab_size": tokenizer.vocab_size,
-        "bos": tokenizer.bos,
-        "eos": tokenizer.eos,
-    }
-
-
 def _plan(
     recipe: Recipe,
     source: SourcePlan,
@@ -210,7 +198,11 @@ def _plan(
         minhash=parse_bands(recipe.minhash) if recipe.dedup == "minhash" else None,
         decontaminate=None if evaluated is None else (evaluated.sha256, evaluated.n),
         shuffle_documents=recipe.shuffle_documents,
-        **settings_of(tokenizer),
+        tokenizer=tokenizer.sha256,
+        tokenizer_probe=tokenizer.probe_sha256,
+        vocab_size=tokenizer.vocab_size,
+        bos=tokenizer.bos,
+        eos=tokenizer.eos,
         special=recipe.special,
         shard_text_bytes=target,
         parent=None if base is None else base.digest,
