@@ -168,9 +168,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
         """Return the result that a summary tells."""
         manifest, held, totals = summary.manifest, summary.validation, summary.manifest.totals
         copies, digest = manifest.tools.copies, str(manifest.digest)
-        tokens, seconds = summary.total("unknown_tokens"), 0.0
-        if summary.shards is not None:
-            seconds = summary.shards.seconds
+        tokens = summary.total("unknown_tokens")
+        seconds = 0.0 if summary.shards is None else summary.shards.seconds
         request, validation, notes = summary.request, None, list[str]()
         if held is not None:
             validation = ValidationResult(
