@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from support.command import python
 from support.inline_runner import InlineRunner
 from support.jobs import Durable, Environment, Squares
 
@@ -152,34 +153,32 @@ def test_workers_got_ready_in_vain_are_gone_after_the_block(tmp_path: Path) -> N
 
 
 def test_the_fork_server_has_one_thread_and_the_modules_it_was_told(
-    tmp_path: Path, repository: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = tmp_path / "look.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import multiprocessing, os, sys
-            from pathlib import Path
-            from olm_data.runners import fork_server
+    for name in [name for name in os.environ if name.endswith("_NUM_THREADS")]:
+        monkeypatch.delenv(name)
+    done = python(
+        tmp_path,
+        """
+        import multiprocessing, os, sys
+        from pathlib import Path
+        from olm_data.runners import fork_server
 
-            def look(pipe):
-                status = Path(f"/proc/{os.getppid()}/status").read_text()
-                threads = status.split("Threads:")[1].split()[0]
-                pipe.send((threads, "pyarrow.parquet" in sys.modules, "numpy" in sys.modules))
+        def look(pipe):
+            status = Path(f"/proc/{os.getppid()}/status").read_text()
+            threads = status.split("Threads:")[1].split()[0]
+            pipe.send((threads, "pyarrow.parquet" in sys.modules, "numpy" in sys.modules))
 
-            if __name__ == "__main__":
-                fork_server.start(["numpy", "pyarrow.parquet", "not_installed"])
-                context = multiprocessing.get_context("forkserver")
-                ours, theirs = context.Pipe()
-                context.Process(target=look, args=(theirs,)).start()
-                theirs.close()
-                print(*ours.recv(), "OPENBLAS_NUM_THREADS" in os.environ)
-            """
-        )
+        if __name__ == "__main__":
+            fork_server.start(["numpy", "pyarrow.parquet", "not_installed"])
+            context = multiprocessing.get_context("forkserver")
+            ours, theirs = context.Pipe()
+            context.Process(target=look, args=(theirs,)).start()
+            theirs.close()
+            print(*ours.recv(), "OPENBLAS_NUM_THREADS" in os.environ)
+        """,
     )
-    env = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
-    env["PYTHONPATH"] = str(repository)
-    assert subprocess.check_output([sys.executable, str(script)], env=env) == b"1 True True False\n"
+    assert done.stdout == "1 True True False\n", done.stderr
 
 
 FORKED = """
