@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -218,9 +219,7 @@ class Scanner:
             while match := pattern.search(text, place):
                 document = int(np.searchsorted(offsets, match.start(), side="right")) - 1
                 stop = int(offsets[document + 1])
-                if (
-                    match.end() > stop
-                ):  # it goes on into the next document, so look again up to here
+                if match.end() > stop:  # it goes on into the next document: look up to here alone
                     match = pattern.search(text, match.start(), stop)
                 if match:
                     found.append((document, match.group().decode()))
@@ -271,7 +270,7 @@ class _LostSymbols:
         self._suffix = model.end_of_word_suffix or ""
         self._whole = bool(model.ignore_merges)
         self._bytes = bool(model.byte_fallback)
-        self._known: dict[tuple[str, bool, bool], bool] = {}
+        self._has = cache(self._found)
 
     @property
     def has_all_bytes(self) -> bool:
@@ -307,14 +306,11 @@ class _LostSymbols:
         last = len(word) - 1
         return sum(not self._has(letter, i == 0, i == last) for i, letter in enumerate(word))
 
-    def _has(self, letter: str, first: bool, last: bool) -> bool:
-        key = (letter, first, last)
-        if key not in self._known:
-            symbol = ("" if first else self._prefix) + letter + (self._suffix if last else "")
-            as_bytes = (f"<0x{byte:02X}>" in self._vocabulary for byte in symbol.encode())
-            found = symbol in self._vocabulary or (self._bytes and all(as_bytes))
-            self._known[key] = found
-        return self._known[key]
+    def _found(self, letter: str, first: bool, last: bool) -> bool:
+        """Whether there are symbols for a letter of a word; `_has` keeps the answers."""
+        symbol = ("" if first else self._prefix) + letter + (self._suffix if last else "")
+        as_bytes = (f"<0x{byte:02X}>" in self._vocabulary for byte in symbol.encode())
+        return symbol in self._vocabulary or (self._bytes and all(as_bytes))
 
 
 AUDIT_EVERY = 10_000

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from hashlib import sha256
 from importlib.metadata import version
@@ -138,9 +137,8 @@ def unsettled(form: Form) -> Ranges:
     return tuple(sorted((*stretches(near), *far)))
 
 
-LONGEST = (
-    1 << 20
-)  # bytes of a document that is normalised to see if it changes; takes 20 times that
+LONGEST = 1 << 20
+"""Bytes of a document that is normalised to see if it changes; takes 20 times that."""
 
 
 class ReferenceRouter:
@@ -186,8 +184,7 @@ GATE = 2
 MOST_BYTES = 1 << 18
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proof:
+class Proof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where an encoder gives the reference's ids.
 
     Attributes:
@@ -223,55 +220,32 @@ class ParityReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def recall(encoder: str, tokenizer: TokenizerSpec, special: SpecialPolicy) -> Proof | None:
     """Return the proof in the user's cache, or None."""
-    return _recall(_place(encoder, *_case(tokenizer, special)))
+    data = read_private(_place(encoder, tokenizer, special), MOST_BYTES)
+    try:
+        stored = decode_typed(data or b"{}", _Stored)
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        return None
+    proof = Proof(refused=stored.refused, routed=stored.routed)
+    flat = [point for stretch in proof.routed for point in stretch]
+    rising = flat == sorted(flat) and all(0x80 <= point <= LAST for point in flat)
+    return proof if rising and stored.sha256 == _digest(proof) else None
 
 
 def remember(proof: Proof, encoder: str, tokenizer: TokenizerSpec, special: SpecialPolicy) -> None:
     """Put a proof in the user's cache; a cache that cannot be written is none."""
-    _remember(proof, _place(encoder, *_case(tokenizer, special)))
+    stored = _Stored(refused=proof.refused, routed=proof.routed, sha256=_digest(proof))
+    write_private(_place(encoder, tokenizer, special), msgspec.json.encode(stored))
 
 
-def recall_cuts(encoder: str, probe: bytes) -> Proof | None:
-    """Return what is proved of where an encoder cuts, from the cache; `probe` shows the rule."""
-    return _recall(_place(encoder, sha256(probe).hexdigest()))
+class _Stored(Proof, frozen=True, kw_only=True):
+    sha256: str = ""
 
 
-def remember_cuts(proof: Proof, encoder: str, probe: bytes) -> None:
-    """Put what is proved of where an encoder cuts in the user's cache."""
-    _remember(proof, _place(encoder, sha256(probe).hexdigest()))
+def _digest(proof: Proof) -> str:
+    return digest({"refused": proof.refused, "routed": proof.routed})
 
 
-def _recall(place: str) -> Proof | None:
-    data = read_private(place, MOST_BYTES)
-    try:
-        return None if data is None else _proof_of(data)
-    except (ValueError, msgspec.MsgspecError, RecursionError):
-        return None
-
-
-def _remember(proof: Proof, place: str) -> None:
-    content: dict[str, object] = asdict(proof)
-    write_private(place, msgspec.json.encode(content | {"sha256": digest(content)}))
-
-
-class _Stored(msgspec.Struct, forbid_unknown_fields=True):
-    refused: str
-    routed: list[tuple[int, int]]
-    sha256: str
-
-
-def _proof_of(data: bytes) -> Proof | None:
-    stored = decode_typed(data, _Stored)
-    proof = Proof(refused=stored.refused, routed=tuple(stored.routed))
-    flat = [point for stretch in proof.routed for point in stretch]
-    rising = flat == sorted(flat) and all(0x80 <= point <= LAST for point in flat)
-    return proof if rising and stored.sha256 == digest(asdict(proof)) else None
-
-
-def _case(tokenizer: TokenizerSpec, special: SpecialPolicy) -> tuple[object, ...]:
-    return tokenizer.sha256, sorted(tokenizer.special_tokens), special == "allow"
-
-
-def _place(encoder: str, *case: object) -> str:
+def _place(encoder: str, tokenizer: TokenizerSpec, special: SpecialPolicy) -> str:
+    case = tokenizer.sha256, sorted(tokenizer.special_tokens), special == "allow"
     parts = [GATE, encoder, version(encoder), version("tokenizers"), unidata_version, machine()]
     return f"encoders/{sha256(msgspec.json.encode([*parts, *case])).hexdigest()}"

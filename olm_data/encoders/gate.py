@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import lru_cache
 from itertools import chain, pairwise
 from typing import NamedTuple
 
@@ -38,8 +37,8 @@ from olm_data.encoders.code_points import (
     Ranges,
     ReferenceRouter,
     points_of,
-    recall_cuts,
-    remember_cuts,
+    recall,
+    remember,
     unsettled,
 )
 from olm_data.encoders.hf import HfEncoder
@@ -89,7 +88,7 @@ def contexts(letters: Collection[int] = ()) -> list[Sweep]:
     Args:
         letters: code points that the vocabulary knows one by one, where it is not one of bytes.
     """
-    mixed, blocks = _parted(_near())
+    mixed, blocks = _parted()
     if letters:
         mixed = sorted({*mixed, *letters})
     return [
@@ -101,18 +100,13 @@ def contexts(letters: Collection[int] = ()) -> list[Sweep]:
 
 def alone() -> list[Sweep]:
     """Return the sweeps over the code points that are, or may become, characters, by themselves."""
-    mixed, blocks = _parted(_near())
+    mixed, blocks = _parted()
     return [Sweep("@\n", mixed), Sweep("@\n", blocks, RUN_ALONE)]
 
 
-def _near() -> tuple[tuple[int, ...], ...]:
-    return tuple(map(tuple, NEAR))
-
-
-@lru_cache(maxsize=1)
-def _parted(near: tuple[tuple[int, ...], ...]) -> tuple[list[int], list[int]]:
+def _parted() -> tuple[list[int], list[int]]:
     """Return the near code points of mixed kinds, and those of long blocks of one kind."""
-    points, categories = _categories(near)
+    points, categories = _categories()
     ends = (np.diff(points) != 1) | (categories[1:] != categories[:-1])
     block = np.zeros(len(points), bool)
     sampled = np.zeros(len(points), bool)
@@ -124,10 +118,9 @@ def _parted(near: tuple[tuple[int, ...], ...]) -> tuple[list[int], list[int]]:
     return points[~block | sampled].tolist(), points[block].tolist()
 
 
-@lru_cache(maxsize=1)
-def _categories(near: tuple[tuple[int, ...], ...]) -> tuple[np.ndarray, np.ndarray]:
+def _categories() -> tuple[np.ndarray, np.ndarray]:
     """Return the near code points (int64, ascending) and their general categories (U2)."""
-    points = [*chain(*near)]
+    points = [*chain(*NEAR)]
     return np.array(points), np.array([*map(unicodedata.category, map(chr, points))])
 
 
@@ -175,7 +168,7 @@ def mixtures(routed: Ranges) -> list[bytes]:
 
 def _pools() -> list[list[int]]:
     """Code points by how they behave: pools of ASCII kinds, spaces, and by category."""
-    points, categories = _categories(_near())
+    points, categories = _categories()
     common = ((points >= 0x80) & (points < 0x3400)) | ((points >= 0xA000) & (points < 0xAC00))
     common |= (points >= 0xF900) & (points < 0x20000)
     points, categories = points[common], categories[common]
@@ -293,15 +286,15 @@ def _cuts(make: Callable[[TokenizerSpec], Encoder], name: str, probe: bytes) -> 
     """Return the code points at which the encoder cuts otherwise; the same for all tokenizers with
     one rule of cutting, so it is kept apart from them."""
     own = is_import_path(name)  # it may be other code tomorrow: nothing of it is kept
-    proof = None if own else recall_cuts(name, probe)
+    shown = spec_from_bytes(probe, name="probe", eos="none")
+    proof = None if own else recall(name, shown, "plain")
     if proof is None:
-        shown = spec_from_bytes(probe, name="probe", eos="none")
         try:
             proof = Proof(routed=differing(HfEncoder(shown, "plain"), make(shown), contexts()))
         except Unproved as error:
             proof = Proof(refused=str(error))
         if not own:
-            remember_cuts(proof, name, probe)
+            remember(proof, name, shown, "plain")
     if proof.refused:
         raise Unproved(proof.refused)
     return proof.routed
@@ -380,28 +373,12 @@ def adversarial(tokenizer: TokenizerSpec) -> list[bytes]:
         "n\u0303o \u0915\u094d\u0937\u093f \u0e01\u0e33 \u0627\u064b\u0651 \u05d0\u05b8\u05d1"
     ]
     texts += ["\u202eabc\u202c \u0627\u0644\u0639\u0631\u0628\u064a\u0629 abc \u05e2\u05d1\u05e8"]
-    texts += [
-        "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466\U0001f3fd",
-        "\U0001f600" * 99,
-    ]
+    texts += ["\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466\U0001f3fd"]
+    texts += ["\U0001f600" * 99]
     texts += ["I'm we'LL it's CAN'T don\u2019t 'tis ''s 'S", "HTTPServer camelCase snake_case"]
-    texts += [
-        "<|",
-        "|>",
-        "<|endoftext",
-        "endoftext|>",
-        "<||>",
-        "[",
-        "<s",
-        "</",
-        "\u2581a\u2581\u2581b",
-    ]
-    texts += [
-        "\u00ff\u00fe\u0080",
-        "\u00c3\u00a9",
-        "\U0010ffff\ufdd0\ue000",
-        "\u2028x\u2029y\x85z\x0bw",
-    ]
+    texts += ["<|", "|>", "<|endoftext", "endoftext|>", "<||>", "[", "<s", "</"]
+    texts += ["\u2581a\u2581\u2581b", "\u00ff\u00fe\u0080", "\u00c3\u00a9"]
+    texts += ["\U0010ffff\ufdd0\ue000", "\u2028x\u2029y\x85z\x0bw"]
     for token in tokenizer.special_tokens:
         texts += [token, f"a{token}b", f" {token} {token}", token[:-1], token + token[1:]]
     return [text.encode() for text in texts] + _random_texts()

@@ -15,7 +15,7 @@ import numpy as np
 from olm_data.dataset.inputs import SpecialPolicy
 from olm_data.errors import UsageError, ValidationError
 from olm_data.extras import needs
-from olm_data.tokenizer.tokenizer import TokenizerSpec, failure
+from olm_data.tokenizer.tokenizer import TokenizerSpec, library_errors
 
 
 class GigatokenEncoder:
@@ -36,18 +36,11 @@ class GigatokenEncoder:
         data = tokenizer.encoder_json(
             strip_special=special != "allow", strip_normalizer=tokenizer.form is not None
         )
-        try:
+        what = f"gigatoken cannot load the tokenizer {tokenizer.name}"
+        with library_errors(
+            what, "--encoder gigatoken", kind=UnsupportedTokenizer, fix="--encoder hf"
+        ):
             self._tokenizer = gigatoken.Tokenizer.from_json(data)
-        except BaseException as error:
-            why = failure(error)
-            if why is None:
-                raise
-            raise UnsupportedTokenizer(
-                f"gigatoken cannot load the tokenizer {tokenizer.name}",
-                where="--encoder gigatoken",
-                why=why,
-                fix="--encoder hf",
-            ) from error
 
     def encode(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Encode documents; see `Encoder.encode`.
@@ -61,18 +54,13 @@ class GigatokenEncoder:
             contents.NumpyArray(data, parameters={"__array__": "char"}),
             parameters={"__array__": "string"},
         )
-        try:
+        with library_errors(
+            "the encoder gigatoken fails on the text",
+            f"a batch of {len(offsets) - 1:,} documents",
+            kind=ValidationError,
+            fix="--encoder hf",
+        ):
             layout = self._tokenizer.encode_batch(self._ak.Array(strings), parallel=False).layout
-        except BaseException as error:
-            why = failure(error)
-            if why is None:
-                raise
-            raise ValidationError(
-                "the encoder gigatoken fails on the text",
-                where=f"a batch of {len(offsets) - 1:,} documents",
-                why=why,
-                fix="--encoder hf",
-            ) from error
         starts = np.asarray(layout.offsets.data, dtype=np.int64)
         ids = np.asarray(layout.content.data)[starts[0] : starts[-1]]
         return ids, starts - starts[0] if starts[0] else starts

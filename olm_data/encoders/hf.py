@@ -83,17 +83,13 @@ def _proven_cut(text: memoryview, start: int, low: int, high: int, encode: Encod
         if tried == TRIES:
             return None
         cut = match.end()
-        left = _whole_characters(bytes(text[max(start, cut - WINDOW_BYTES) : cut]))
-        right = _whole_characters(bytes(text[cut : cut + WINDOW_BYTES]))
+        # without the characters that the ends of the windows cut
+        left = bytes(text[max(start, cut - WINDOW_BYTES) : cut]).decode(errors="ignore")
+        right = bytes(text[cut : cut + WINDOW_BYTES]).decode(errors="ignore")
         whole, one, other = encode(left + right), encode(left), encode(right)
         if one is not None and other is not None and whole == one + other:
             return cut
     return None
-
-
-def _whole_characters(window: bytes) -> str:
-    """Decode a window of valid UTF-8, without the characters that its ends cut."""
-    return window.decode(errors="ignore")
 
 
 class HfEncoder:
@@ -151,7 +147,9 @@ class HfEncoder:
         for first, stop in _groups(offsets, TARGET_BYTES):
             low, high = int(offsets[first]), int(offsets[stop])
             if can_cut and stop - first == 1 and high - low > TARGET_BYTES:
-                rows = _pieces(tokenizer, view[low:high], first, failed)
+                rows = []
+                for piece in pieces(view[low:high], partial(ids_or_none, tokenizer)):
+                    rows += _rows(tokenizer, [piece.decode()], first, failed)
                 counts[first + 1] = sum(map(len, rows))
             else:
                 texts = [
@@ -184,15 +182,6 @@ def _rows(
             tokenizer, texts[half:], first + half, failed
         )
     return [np.array(encoding.ids, dtype=np.uint32) for encoding in made]
-
-
-def _pieces(
-    tokenizer: Tokenizer, text: memoryview, document: int, failed: dict[int, str]
-) -> list[np.ndarray]:
-    rows: list[np.ndarray] = []
-    for piece in pieces(text, partial(ids_or_none, tokenizer)):
-        rows += _rows(tokenizer, [piece.decode()], document, failed)
-    return rows
 
 
 def _groups(offsets: np.ndarray, target: int) -> Iterator[tuple[int, int]]:

@@ -202,6 +202,27 @@ def result_of(outcome: Outcome) -> Any:
     return result
 
 
+def after_death(
+    who: str, how: str, where: str, deaths: int, note: Note, *, why: str, fix: str
+) -> None:
+    """Say that a worker died on a task, which is tried again.
+
+    Args:
+        who, how: the worker, and of what it died.
+        where: the input of the task.
+        deaths: of workers on it.
+        why, fix: for the error.
+
+    Raises:
+        ResourceError: it was tried again often enough.
+    """
+    if deaths > RETRIES:
+        raise ResourceError(
+            f"{who} died {deaths} times on the same input ({how})", where=where, why=why, fix=fix
+        )
+    note(f"{who} died ({how}) on {where}; trying again ({deaths}/{RETRIES})")
+
+
 class RemoteTrace(Exception):
     """Carries the text of a worker's traceback, shown with --debug."""
 

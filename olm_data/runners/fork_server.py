@@ -16,8 +16,8 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -51,8 +51,16 @@ def start(modules: Sequence[str]) -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["__main__", "olm_data.runners.server_end", *modules]
     )
-    with _environment(ONE_THREAD):
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(ONE_THREAD)
+    try:
         forkserver.ensure_running()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def one_thread() -> bool:
@@ -112,17 +120,3 @@ def abandoned_sockets() -> list[Path]:
                     if not Path(f"/proc/{process}").exists() and Path("/proc/self").exists():
                         found.append(folder)
     return found
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

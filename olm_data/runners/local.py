@@ -22,7 +22,7 @@ import os
 import resource
 import signal
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -31,9 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.errors import ResourceError
 from olm_data.runners.base import (
-    RETRIES,
     Count,
     Deferred,
     Done,
@@ -42,6 +40,7 @@ from olm_data.runners.base import (
     Outcome,
     Runner,
     Watch,
+    after_death,
     attempt,
     result_of,
     whole,
@@ -162,7 +161,7 @@ class _Pool:
     def __init__(self, crew: _Crew, tasks: Sequence[int], note: Note) -> None:
         self._crew, self._note = crew, note
         self.todo, self.workers = deque(tasks), list[_Worker]()
-        self._deaths: dict[int, int] = {}
+        self._deaths = Counter[int]()
 
     def fill(self, most: int) -> None:
         """Let so many workers have a task, where there are tasks."""
@@ -195,17 +194,12 @@ class _Pool:
         self.workers.remove(worker)
         task, counts = worker.tasks[-1], self._crew.counts  # others only waited for the disk
         counts[worker.tasks, : Count.PEAK_KIB] = 0
-        deaths = self._deaths[task] = self._deaths.get(task, 0) + 1
+        self._deaths[task] += 1
         how, where = worker.epitaph(), self._crew.job.describe(task)
         if peak_kib := counts[task, Count.PEAK_KIB]:
             how += f", peak memory {peak_kib / 2**20:.2f} GiB"
-        if deaths > RETRIES:
-            raise ResourceError(
-                f"a worker died {deaths} times on the same input ({how})",
-                where=where,
-                **_reason(worker.process.exitcode),
-            )
-        self._note(f"a worker died ({how}) on {where}; trying again ({deaths}/{RETRIES})")
+        reason = _reason(worker.process.exitcode)
+        after_death("a worker", how, where, self._deaths[task], self._note, **reason)
         self.todo.extendleft(reversed(worker.tasks))
 
 
@@ -334,9 +328,9 @@ def _end_with_parent() -> None:
 
 def granted_cpus() -> int:
     """Return how many CPUs this process may use, by affinity and by cgroup quota."""
-    count = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    count = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
     quota = cgroup_quota()
     return max(count if quota is None else min(count, math.ceil(quota)), 1)
 

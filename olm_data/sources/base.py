@@ -14,9 +14,10 @@ user asked to leave out (see `account.SKIP_REASONS`) is counted by input and rea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -158,3 +159,7 @@ class SourcePlan:
     excluded: IdSet | None = None
     limit: int | None = None
     text_bytes: int | None = None
+
+    def reading(self, **options: Any) -> SourcePlan:
+        """Return the plan with some of its options changed."""
+        return replace(self, options=msgspec.structs.replace(self.options, **options))

@@ -274,14 +274,11 @@ def plain_values(values: list[Any], kind: str, name: str, where: str) -> pa.Arra
         wrong = next((v for v in values if v is not None and type(v) not in _FITTING[kind]), None)
         if wrong is not None:
             raise _no_fit(name, kind, where, ValueError(f"{quoted(wrong)} is none"))
-    return as_kept(_array(values, kind, name, where), kind, name, where)
-
-
-def _array(values: list[Any], kind: str, name: str, where: str) -> pa.Array:
     try:
-        return strings(values) if kind == "string" else pa.array(values, keep_type(kind))
+        made = strings(values) if kind == "string" else pa.array(values, keep_type(kind))
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
         raise _no_fit(name, kind, where, error) from error
+    return as_kept(made, kind, name, where)
 
 
 def _spelled(value: object) -> str | None:

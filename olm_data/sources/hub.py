@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import pyarrow as pa
 
@@ -46,20 +46,11 @@ def list_inputs(name: str, split: str) -> tuple[InputFile, ...]:
     shards = int(dataset.num_shards)
     size = getattr(dataset.info, "dataset_size", None) or 0
     label = f"hf:{name}/{split}"
+    place = {"repository": repository, "config": config, "split": split, "commit": commit}
     return tuple(
         InputFile(
             path=f"{label}/{k:05d}-of-{shards:05d}",
-            url="hf:"
-            + urlencode(
-                {
-                    "repository": repository,
-                    "config": config,
-                    "split": split,
-                    "commit": commit,
-                    "shard": k,
-                    "shards": shards,
-                }
-            ),
+            url="hf:" + urlencode({**place, "shard": k, "shards": shards}),
             bytes=size // shards,
             revision=commit,
             format="hub",
@@ -118,10 +109,7 @@ def columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
 
 
 def _tables(input: InputFile) -> Iterator[pa.RecordBatch]:
-    place = {
-        name: values[0]
-        for name, values in parse_qs(input.url.removeprefix("hf:"), keep_blank_values=True).items()
-    }
+    place = dict(parse_qsl(input.url.removeprefix("hf:"), keep_blank_values=True))
     dataset = _load(place["repository"], place["config"], place["split"], place["commit"])
     if int(dataset.num_shards) != int(place["shards"]):
         raise InputError(

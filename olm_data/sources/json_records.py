@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
@@ -277,28 +277,39 @@ class Records:
         filtered: int = 0,
         replaced: int = 0,
     ) -> Iterator[DocumentBatch]:
-        options = self._scan.options
         if self._condition is not None:
             chosen = self._matching(records)
             filtered += len(chosen) - int(chosen.sum())
             records, positions = list(compress(records, chosen)), positions[chosen]
-        column = partial(self._column, records)
-        ids = None if options.id_column is None else column(options.id_column, "string")
-        yield from from_buffers(
+        yield from record_batches(
             self._scan,
-            *joined([text.encode() for text in self._texts(records)]),
+            [text.encode() for text in self._texts(records)],
+            partial(self._values, records),
             positions=positions,
-            ids=ids,
-            keep=kept_columns(options, column),
             dropped=dropped,
             rows_in=rows_in,
             filtered=filtered,
-            decoded=True,
             replaced=replaced,
         )
 
-    def _column(self, records: list[Any], name: str, kind: KeepType) -> pa.Array:
-        return plain_values(self._values(records, name), kind, name, self._scan.input.path)
+
+def record_batches(
+    scan: Scan, texts: Sequence[bytes], values: Callable[[str], list[Any]], **counted: Any
+) -> Iterator[DocumentBatch]:
+    """Yield the documents of JSON records, with their ids and kept fields.
+
+    Args:
+        values: gives those of a field, None where a record lacks it.
+        counted: positions, and what was read besides: as of `from_buffers`.
+    """
+    options = scan.options
+
+    def column(name: str, kind: KeepType) -> pa.Array:
+        return plain_values(values(name), kind, name, scan.input.path)
+
+    ids = None if options.id_column is None else column(options.id_column, "string")
+    keep = kept_columns(options, column)
+    return from_buffers(scan, *joined(texts), ids=ids, keep=keep, decoded=True, **counted)
 
 
 def _lines(view: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -20,11 +20,11 @@ import pyarrow as pa
 from olm_data.config.convert import fields_of, parse
 from olm_data.config.import_path import is_import_path, load_class
 from olm_data.config.values import Values
-from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
+from olm_data.dataset.inputs import InputFile, ReadOptions
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.plugins import path_of
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
-from olm_data.sources.hub import UNKNOWN_BYTES
+from olm_data.sources.hub import units as units  # a part is one, as a shard there
 from olm_data.sources.rows import NoRow, Row, columns_of, documents_of, running, tables_of
 
 GROUP = "olm_data.sources"
@@ -100,11 +100,6 @@ def current_revision(input: InputFile) -> str:
     path, part, options = _place(input)
     with running(f"the source {path}", part):
         return _made(path, options, input.path).revision(part)
-
-
-def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
-    """A part is one unit."""
-    return [Unit(input=index, start=0, stop=1, bytes=input.bytes or UNKNOWN_BYTES)]
 
 
 def read(scan: Scan) -> Iterator[DocumentBatch]:

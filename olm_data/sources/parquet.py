@@ -39,7 +39,8 @@ def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int)
     """
     with _open(input) as file:
         table_schema(file.schema_arrow, input, options)
-        sizes = _text_bytes(input, file, options.text_column)
+        chunks = _text_chunks(input, file, options.text_column)
+        sizes = [chunk.total_uncompressed_size for chunk in chunks]
         firsts = accumulate(_group_rows(file), initial=0)
         if input.until is not None:
             sizes = [
@@ -63,7 +64,7 @@ def read(scan: Scan) -> Iterator[DocumentBatch]:
         kept = (name for name, _ in options.keep)
         wanted = dict.fromkeys([options.text_column, options.id_column, *kept])
         names = [name for name in wanted if name is not None and name in found.names]
-        sizes = _text_bytes(input, file, options.text_column)
+        chunks = _text_chunks(input, file, options.text_column)
         row = sum(_group_rows(file)[: unit.start])
         possible = None
         if options.condition is not None:
@@ -86,9 +87,10 @@ def read(scan: Scan) -> Iterator[DocumentBatch]:
                     continue
             start = row
             # Rows that make about a batch; unequal documents are cut to size afterwards.
-            step = max(1, min(rows, rows * options.batch_bytes // max(sizes[group], 1)))
+            size = chunks[group].total_uncompressed_size
+            step = max(1, min(rows, rows * options.batch_bytes // max(size, 1)))
             step = min(step, rows_at_once(input, raw, file, group, names))
-            stored += _chunk(input, file, group, options.text_column).total_compressed_size
+            stored += chunks[group].total_compressed_size
             batches = file.iter_batches(
                 batch_size=step, row_groups=[group], columns=names, use_threads=False
             )
@@ -187,17 +189,10 @@ def _group_rows(file: pq.ParquetFile) -> list[int]:
     return [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
 
 
-def _chunk(input: InputFile, file: pq.ParquetFile, group: int, column: str) -> Any:
-    """Return the metadata of a column in a row group; of the first one where it is nested."""
+def _text_chunks(input: InputFile, file: pq.ParquetFile, column: str) -> list[Any]:
+    """Return the metadata of the text in each row group; of the first column where it is nested."""
     metadata = file.metadata
     paths = [metadata.schema.column(c).path for c in range(metadata.num_columns)]
+    number = paths.index(column) if column in paths else 0
     with reading(input):
-        return column_chunk(metadata, group, paths.index(column) if column in paths else 0)
-
-
-def _text_bytes(input: InputFile, file: pq.ParquetFile, column: str) -> list[int]:
-    """Return the uncompressed bytes of the text column in each row group."""
-    return [
-        _chunk(input, file, group, column).total_uncompressed_size
-        for group in range(file.metadata.num_row_groups)
-    ]
+        return [column_chunk(metadata, group, number) for group in range(metadata.num_row_groups)]

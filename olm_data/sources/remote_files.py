@@ -61,6 +61,16 @@ def _revision(item: Object) -> str:
     return f"{item.etag}-{item.size}"
 
 
+def changed_input(path: str) -> InputError:
+    """Return the error of an input that is not the file that was listed."""
+    return InputError(
+        "an input changed while it was being read",
+        where=path,
+        why="its shard would mix two versions of the file",
+        fix="once the file no longer changes, delete the output and run the command again",
+    )
+
+
 class RemoteFile(Seekable):
     """One version of an object as a seekable file.
 
@@ -132,9 +142,4 @@ class RemoteFile(Seekable):
         except (FileNotFoundError, RemoteFailure) as error:
             if isinstance(error, RemoteFailure) and not error.is_other_version:
                 raise
-            raise InputError(
-                "an input changed while it was being read",
-                where=self._path,
-                why="its shard would mix two versions of the file",
-                fix="once the file no longer changes, delete the output and run the command again",
-            ) from error
+            raise changed_input(self._path) from error

@@ -143,9 +143,8 @@ def _hub_dataset(source: str) -> str:
 def _options(found: _Found, request: SourceRequest) -> ReadOptions:
     files, separator, where = found.listing.files, request.separator, request.where
     chat = UNKNOWN_CHAT if request.format == CHAT else None
-    text_column, id_column = request.text_column or found.text, request.id_column
-    if chat is not None:
-        text_column = request.text_column or "messages"
+    text_column, id_column = request.text_column, request.id_column
+    text_column = text_column or (found.text if chat is None else "messages")
     options = ReadOptions(
         text_column=text_column,
         separator=separator,

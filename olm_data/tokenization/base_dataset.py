@@ -16,7 +16,7 @@ from typing import cast
 import msgspec
 
 from olm_data.bounded_json import MalformedJson
-from olm_data.dataset.inputs import InputFile, PositionKind, SpecialPolicy
+from olm_data.dataset.inputs import InputFile, OwnFilter, PositionKind, SpecialPolicy
 from olm_data.dataset.job import JobFile
 from olm_data.dataset.manifest import InputInfo, Manifest, read_manifest
 from olm_data.dataset.options import Options
@@ -117,13 +117,7 @@ class BaseDataset:
             UsageError: the recipe names another filter, or none.
         """
         options = self.options
-        if recipe.filter != (options.filter and options.filter.path):
-            path = options.filter and printable(options.filter.path)
-            raise UsageError(
-                f"the dataset was made with the filter {path}" if path else "it has no filter",
-                where=self.store.root,
-                fix=f"--filter {path}" if path else "leave out --filter",
-            )
+        require_filter(recipe, options.filter, self.store.root)
         if options.minhash is not None:
             raise UsageError(
                 "nothing can be added to a dataset of --dedup minhash",
@@ -172,15 +166,14 @@ class BaseDataset:
                 where=source.inputs[0].path,
                 fix="say which column or field holds them: --id-column NAME",
             )
-        selected = msgspec.structs.replace(
-            source.options,
+        selected = source.reading(
             separator=source.options.separator or (options.separator if texts else None),
             exclude=options.exclude,
             sample=options.sample,
             seed=options.seed,
             chat=options.chat,
         )
-        return replace(source, options=selected, excluded=ids)
+        return replace(selected, excluded=ids)
 
     def refuse_known(self, source: SourcePlan) -> None:
         """Refuse inputs that are in the dataset already, as far as can be told without reading.
@@ -234,6 +227,22 @@ def _read_from(store: Store) -> dict[str, InputFile]:
         return {item.path: item for item in JobFile.read_from(store).inputs}
     except (FileNotFoundError, MalformedJson):
         return {}  # it is no part of the dataset, and may be deleted
+
+
+def require_filter(recipe: Recipe, made: OwnFilter | None, where: str) -> None:
+    """Refuse a recipe that does not name the filter that a dataset was made with.
+
+    Raises:
+        UsageError: it names another filter, or none.
+    """
+    path = made and printable(made.path)
+    if recipe.filter != (made and made.path):
+        raise UsageError(
+            f"the dataset was made with the filter {path}" if path else "it has no filter",
+            where=where,
+            why="a filter runs code, so it has to be named again" if path else None,
+            fix=f"--filter {path}" if path else "leave out --filter",
+        )
 
 
 def already_there(new: str, known: str, *, finished: bool = False) -> InputError:

@@ -16,17 +16,8 @@ LONG_TOKENS = 256
 """Documents longer than this on average are copied one by one, which is faster then."""
 
 
-@dataclass(frozen=True, slots=True)
-class HashedBatch:
-    """Documents and the digests of their texts.
-
-    Attributes:
-        batch: the documents.
-        digests: 16 bytes a document, concatenated; see `document_digests`.
-    """
-
-    batch: DocumentBatch
-    digests: bytes
+HashedBatch = tuple[DocumentBatch, bytes]
+"""Documents and the digests of their texts, 16 bytes each, see `document_digests`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +27,7 @@ class EncodedBatch:
     Attributes:
         read: the documents, and the records that are none; its `data` is empty.
         encoded: the documents' ids, no BOS, no EOS.
-        rows: their rows of `docs.parquet`.
+        rows: their rows of `docs.parquet`; None without documents.
         digests: as in `HashedBatch`.
         text_bytes: bytes of all texts.
     """

@@ -27,11 +27,12 @@ from olm_data.dataset.plan import Plan
 from olm_data.dataset.shard_writer import ShardWriter
 from olm_data.encoders import TextEncoder, make_encoder
 from olm_data.encoders.code_points import Ranges
-from olm_data.errors import InputError, OlmError
+from olm_data.errors import OlmError
 from olm_data.runners.base import Deferred, Report
 from olm_data.select.selection import IdSet
 from olm_data.sources import current_revision, read_units
 from olm_data.sources.readers import chat_reader
+from olm_data.sources.remote_files import changed_input
 from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
 from olm_data.tokenization.decontaminate import EvalTexts, stored_texts
 from olm_data.tokenization.dedup import (
@@ -140,12 +141,7 @@ class PlanJob:
         for index in self.plan.inputs_of(task):
             source = self.inputs[index]
             if current_revision(source) != source.revision:
-                raise InputError(
-                    "an input changed while it was being read",
-                    where=source.path,
-                    why="its shard would mix two versions of the file",
-                    fix="once the file no longer changes, delete the output and run again",
-                )
+                raise changed_input(source.path)
 
 
 class FindDuplicates(PlanJob):
@@ -224,16 +220,13 @@ class TokenizeJob(PlanJob):
         pipeline = TaskPipeline(
             inputs=self.inputs,
             read=self.read,
+            settings=settings,
             excluded=self.excluded and self.excluded.fresh(),
             drops=read_drops(self.splits[0], self.plan, task) if settings.dedup else None,
-            drop_as="near_duplicate" if settings.minhash else "duplicate",
             evaluated=self.evaluated,
             listed={reason: [] for reason in LISTED},
             encoder=self.text_encoder,
             parts=parts,
-            bos=self.tokenizer.bos,
-            eos=self.tokenizer.eos,
-            holdout_below=settings.holdout_below,
         )
         with ExitStack() as stack:
             writers = [
@@ -252,14 +245,12 @@ class TokenizeJob(PlanJob):
             ]
             staging = stack.enter_context(self.splits[0].staging())
             quarantine = Quarantine(self.splits[0], name, self.inputs, staging)
+            for discard in (quarantine.discard, *(writer.discard for writer in writers)):
+                stack.callback(discard)  # closes files; of what is published nothing
             try:
                 accounts = pipeline.run(self.plan.units_of(task), writers, quarantine, report)
-            except BaseException as error:
-                for writer in writers:
-                    writer.discard()
-                quarantine.discard()
-                if isinstance(error, OlmError):  # a changed input explains most read errors
-                    self.check_unchanged(task)
+            except OlmError:  # a changed input explains most read errors
+                self.check_unchanged(task)
                 raise
             self.check_unchanged(task)
             staged = stack.pop_all()

@@ -26,6 +26,7 @@ from olm_data.sources.own import refuse_untrusted
 from olm_data.storage.output_paths import refuse_output
 from olm_data.storage.store import Store
 from olm_data.threads import in_order
+from olm_data.tokenization.base_dataset import require_filter
 from olm_data.tokenization.decontaminate import stored_texts
 from olm_data.tokenization.recipe import Recipe
 from olm_data.tokenization.request import Request
@@ -77,13 +78,7 @@ def request_like(recipe: Recipe) -> Request:
     if job.read.chat is not None:
         raise _no_record(store, "its conversations are rendered for its tokenizer")
     refuse_untrusted(job.inputs, store.url(JOB))
-    if recipe.filter != (path := job.read.filter and job.read.filter.path):
-        raise UsageError(
-            f"the dataset was made with the filter {printable(path)}" if path else "it has none",
-            where=f"--like {recipe.like}",
-            why="a filter runs code, so it has to be named again",
-            fix=f"--filter {printable(path)}" if path else "leave out --filter",
-        )
+    require_filter(recipe, job.read.filter, f"--like {recipe.like}")
     for library in job.read.libraries:
         with needs(f"--like {recipe.like}"):
             here = f"{library.split()[0]} {version(library.split()[0])}"

@@ -41,8 +41,8 @@ from olm_data.dataset.account import (
     pack,
     unaccounted,
 )
-from olm_data.dataset.docs import docs_schema
 from olm_data.dataset.inputs import InputFile, OnInvalid, ReadOptions, Unit
+from olm_data.dataset.options import Settings
 from olm_data.dataset.shard_writer import ShardWriter
 from olm_data.encoders import Encoded, TextEncoder
 from olm_data.encoders.base import chosen_of, ids_of
@@ -181,29 +181,24 @@ class TaskPipeline:
     Attributes:
         inputs, read: what to read and how.
         excluded: the ids to leave out, which notes those that a record had; or None.
+        settings: of the plan.
         drops: bool [d], which documents read are dropped as duplicates; None drops none.
-        drop_as: the reason, a key of `SKIP_REASONS`.
         evaluated: drops what shares words in a row with evaluation texts; None drops nothing.
         listed: reason -> filled with the ids of the documents dropped for it, of those that have
             one.
         encoder: what encodes.
         parts: what is encoded already, and keeps what more is; None keeps nothing.
-        bos, eos: ids before / after each document, or None.
-        holdout_below: documents whose content hash is below this are held out.
     """
 
     inputs: Sequence[InputFile]
     read: ReadOptions
+    settings: Settings
     excluded: IdSet | None
     drops: np.ndarray | None
-    drop_as: str = "duplicate"
     evaluated: EvalTexts | None = None
     listed: Mapping[str, list[str]] = field(default_factory=dict)
     encoder: TextEncoder
     parts: EncodedParts | None = None
-    bos: int | None
-    eos: int | None
-    holdout_below: int
 
     def run(
         self,
@@ -254,7 +249,7 @@ class TaskPipeline:
 
     def _read(self, units: Sequence[Unit]) -> Generator[HashedBatch, None, None]:
         """Yield the documents of the units with their digests: first stage."""
-        first = 0
+        first, reason = 0, "near_duplicate" if self.settings.minhash else "duplicate"
         for batch in read_units(self.inputs, units, self.read, self.excluded):
             digests = document_digests(batch.data, batch.offsets)
             if self.drops is not None:
@@ -262,11 +257,11 @@ class TaskPipeline:
                 first += batch.documents
                 if len(kept) < batch.documents:
                     break
-                batch, digests = self._chosen(batch, digests, kept, self.drop_as)
+                batch, digests = self._chosen(batch, digests, kept, reason)
             if self.evaluated is not None:
                 kept = ~self.evaluated.found(batch, chats=self.read.chat is not None)
                 batch, digests = self._chosen(batch, digests, kept, CONTAMINATED)
-            made = [HashedBatch(batch, digests)]
+            made = [(batch, digests)]
             del batch  # the text may be large: once it is encoded nobody has it
             yield made.pop()
         if self.drops is not None and first != len(self.drops):
@@ -296,20 +291,16 @@ class TaskPipeline:
             del encoded
 
     def _encoded(self, hashed: HashedBatch) -> EncodedBatch:
-        batch = hashed.batch
+        batch, digests = hashed
 
         def place(k: int) -> str:
             source = self.inputs[int(batch.inputs[k])]
             return f"{source.path}, {source.position} {int(batch.positions[k])}"
 
         made = Encoded(np.empty(0, np.uint32), np.zeros(1, np.int64), 0, np.empty(0, int), {}, 0)
-        digests = hashed.digests
-        schema = docs_schema(self.read.keep_schema)
-        rows = pa.RecordBatch.from_arrays(
-            [pa.nulls(0, kind) for kind in schema.types], schema=schema
-        )
+        rows = None
         if batch.documents:  # else it is here for what was dropped
-            made = self._made(hashed, place)
+            made = self._made(batch, digests, place)
             batch, made, digests = self._left_out(batch, made, digests)
             rows = document_rows(batch, content_hashes(digests), self.read.keep_schema)
         return EncodedBatch(
@@ -320,14 +311,12 @@ class TaskPipeline:
             text_bytes=len(batch.data),
         )
 
-    def _made(self, hashed: HashedBatch, place: Callable[[int], str]) -> Encoded:
-        batch, parts = hashed.batch, self.parts
-        if parts is None:
-            return self.encoder.encode(batch.data, batch.offsets, place)
-        made = parts.find(hashed.digests)
+    def _made(self, batch: DocumentBatch, digests: bytes, place: Callable[[int], str]) -> Encoded:
+        made = None if self.parts is None else self.parts.find(digests)
         if made is None:
             made = self.encoder.encode(batch.data, batch.offsets, place)
-            parts.keep(hashed.digests, made)
+            if self.parts is not None:
+                self.parts.keep(digests, made)
         return made
 
     def _left_out(
@@ -372,13 +361,13 @@ class TaskPipeline:
             return 0
         ids, offsets = batch.encoded.ids, batch.encoded.offsets
         hashes = content_hashes(batch.digests)
-        empty = np.diff(offsets) == 0
-        below = self.holdout_below
+        empty, bos, eos = np.diff(offsets) == 0, self.settings.bos, self.settings.eos
+        below = self.settings.holdout_below
         held_out = hashes < np.uint64(below) if below else np.zeros(len(hashes), bool)
         accounts.split(batch, empty, held_out)
         total = 0
         for writer, chosen in zip(writers, (~held_out & ~empty, held_out & ~empty), strict=False):
-            marked, ends = delimit(ids, offsets, chosen, bos=self.bos, eos=self.eos)
+            marked, ends = delimit(ids, offsets, chosen, bos=bos, eos=eos)
             rows = batch.rows
             if not chosen.all():
                 rows = rows.take(numbers(np.flatnonzero(chosen), pa.int64()))
@@ -391,7 +380,7 @@ class TaskPipeline:
 
 
 def _text_bytes(hashed: HashedBatch) -> int:
-    return len(hashed.batch.data) + _raw_bytes(hashed.batch.dropped)
+    return len(hashed[0].data) + _raw_bytes(hashed[0].dropped)
 
 
 def _id_bytes(batch: EncodedBatch) -> int:
@@ -404,17 +393,11 @@ def _raw_bytes(drops: Iterable[Drop]) -> int:
 
 @dataclass
 class _Counts:
-    """One input's counts so far; attributes as in `InputAccount`."""
+    """One input's counts so far; attributes as in `InputAccount`, its `NUMBERS` by name."""
 
     units: list[tuple[int, int]] = field(default_factory=list)
-    documents: int = 0
-    held_out: int = 0
+    numbers: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
-    special_hits: int = 0
-    replaced: int = 0
-    unknown_tokens: int = 0
-    unknown_documents: int = 0
-    cut: int = 0
     bad: list[BadRecord] = field(default_factory=list)
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
@@ -442,11 +425,11 @@ class Accounts:
         for (index, reason), count in read.skipped.items():
             self._of[index].dropped[reason] += count
         for index, count in read.replaced.items():
-            self._of[index].replaced += count
+            self._of[index].numbers["replaced"] += count
         if special_hits:  # of a whole batch; the account of its first input carries them
             first = (*read.inputs[:1].tolist(), *(drop.input for drop in read.dropped))
             index = first[0] if first else next(iter(read.skipped))[0]
-            self._of[index].special_hits += special_hits
+            self._of[index].numbers["special_hits"] += special_hits
         for drop in read.dropped:
             account = self._of[drop.input]
             account.dropped[drop.reason] += 1
@@ -472,15 +455,16 @@ class Accounts:
             account = self._of[index]
             account.digest.update(batch.digests[first * DIGEST_BYTES : last * DIGEST_BYTES])
             none, held = empty[first:last], held_out[first:last]
-            unknown = batch.encoded.unknown[first:last]
-            account.unknown_tokens += int(unknown.sum())
-            account.unknown_documents += int((unknown > 0).sum())
-            if batch.encoded.cut is not None:
-                account.cut += int((batch.encoded.cut[first:last] > 0).sum())
+            unknown, cut = batch.encoded.unknown[first:last], batch.encoded.cut
+            account.numbers.update(
+                documents=int((~held & ~none).sum()),
+                held_out=int((held & ~none).sum()),
+                unknown_tokens=int(unknown.sum()),
+                unknown_documents=int((unknown > 0).sum()),
+                cut=0 if cut is None else int((cut[first:last] > 0).sum()),
+            )
             if none.any():
                 account.dropped[NO_TOKENS] += int(none.sum())
-            account.held_out += int((held & ~none).sum())
-            account.documents += int((~held & ~none).sum())
 
     def finished(self, excluded: IdSet | None = None) -> list[InputAccount]:
         """Return the accounts, in order of first appearance, with their digests.
@@ -497,7 +481,7 @@ class Accounts:
                 bad=tuple(counts.bad),
                 sha256=counts.digest.hexdigest(),
                 excluded="" if place else met,
-                **{name: getattr(counts, name) for name in NUMBERS},
+                **{name: counts.numbers[name] for name in NUMBERS},
             )
             for place, (index, counts) in enumerate(self._of.items())
         ]

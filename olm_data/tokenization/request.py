@@ -10,7 +10,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from importlib.metadata import version
@@ -19,10 +19,9 @@ from pathlib import Path
 import msgspec
 
 from olm_data.counts import counted
-from olm_data.dataset.inputs import InputFile, ReadOptions, RecordOptions
+from olm_data.dataset.inputs import InputFile, ReadOptions
 from olm_data.dataset.options import Last, Settings
 from olm_data.dataset.plan import Plan, PlannedInput, likely_text, make_plan, plan_name, shard_text
-from olm_data.decoding import convert
 from olm_data.encoders import ParityReport, find_encoder
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.extras import needs
@@ -38,7 +37,7 @@ from olm_data.tokenization.decontaminate import EvalTexts, read_texts, stored_te
 from olm_data.tokenization.encoded_parts import LONG_TASK
 from olm_data.tokenization.near_duplicates import parse_bands
 from olm_data.tokenization.recipe import Recipe
-from olm_data.tokenization.select_documents import select_documents
+from olm_data.tokenization.select_documents import record_options, select_documents
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 
 DEFAULT_TOKENIZER = "gpt2"
@@ -187,9 +186,8 @@ def _plan(
         for index, item in enumerate(new, first)
         for unit in plan_units(index, item, source.options, int(target / share))
     ]
-    read = convert(source.options.recorded, RecordOptions, from_attributes=True)
     last = None if source.limit is None else Last(new[-1].path, new[-1].until, source.text_bytes)
-    chosen = msgspec.structs.asdict(read) | {"seed": recipe.seed}
+    chosen = msgspec.structs.asdict(record_options(source.options)) | {"seed": recipe.seed}
     settings = Settings(
         **chosen,
         holdout=str(recipe.holdout),
@@ -246,9 +244,7 @@ def prepare(recipe: Recipe, inputs: Sequence[str], base: BaseDataset | None = No
         bos=recipe.bos,
     )
     if source.options.chat is not None:
-        chat = chat_reader().options(recipe, tokenizer)
-        options = msgspec.structs.replace(source.options, chat=chat)
-        source = replace(source, options=options)
+        source = source.reading(chat=chat_reader().options(recipe, tokenizer))
         tokenizer = tokenizer.delimited(eos=None, bos=None)  # the template writes them
     output = recipe.output
     if output is None:
@@ -265,8 +261,7 @@ def prepare(recipe: Recipe, inputs: Sequence[str], base: BaseDataset | None = No
     if recipe.dedup == "minhash":
         with needs("--dedup minhash"):
             libraries = (*source.options.libraries, f"rensa {version('rensa')}")
-        options = msgspec.structs.replace(source.options, libraries=libraries)
-        source = replace(source, options=options)
+        source = source.reading(libraries=libraries)
     recipe, evaluated = msgspec.structs.replace(recipe, output=output), None
     if recipe.decontaminate:
         evaluated = read_texts(recipe.decontaminate, recipe.decontaminate_ngram, tokenizer)
@@ -365,9 +360,9 @@ def identical_inputs(
         for item in inputs
         if item.bytes > 0 and not (item.format == "txt" and options.separator is None)
     ]
-    groups = _grouped([chosen], lambda item: item.bytes)
+    groups = [chosen]
     with ThreadPoolExecutor(READERS) as pool:
-        for key in (_digest, _edges):
+        for key in (lambda item: item.bytes, _digest, _edges):
             groups = _grouped(groups, key, pool)
         tagged = [group for group in groups if len({_tag(item) for item in group}) == 1]
         others = [group for group in groups if group not in tagged]
@@ -380,14 +375,13 @@ def identical_inputs(
 def _grouped(
     groups: Iterable[list[InputFile]],
     key: Callable[[InputFile], Hashable],
-    pool: ThreadPoolExecutor | None = None,
+    pool: ThreadPoolExecutor,
 ) -> list[list[InputFile]]:
     """Part each group by `key`; groups of one are left out."""
     found = []
     for group in groups:
         parted: dict[Hashable, list[InputFile]] = defaultdict(list)
-        keys = pool.map(key, group) if pool else map(key, group)
-        for item, value in zip(group, keys, strict=True):
+        for item, value in zip(group, pool.map(key, group), strict=True):
             parted[value].append(item)
         found += [part for part in parted.values() if len(part) > 1]
     return found

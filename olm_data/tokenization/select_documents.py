@@ -16,20 +16,16 @@ from fractions import Fraction
 import msgspec
 
 from olm_data.bounded_json import MalformedJson
+from olm_data.dataset.inputs import RecordOptions
 from olm_data.dataset.manifest import EXCLUDED, MAX_IDS, PLAN
 from olm_data.dataset.plan import DEFAULT_SHARD_TOKENS, TEXT_BYTES_PER_TOKEN, Plan
+from olm_data.decoding import convert
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.select.selection import IdSet
 from olm_data.sources import plan_units, read_units
 from olm_data.sources.base import SourcePlan
 from olm_data.sources.id_file import read_ids
 from olm_data.storage.store import Store
-
-# of a plan: if they and the inputs are the same, so is the place where a limit is reached
-_SETTINGS = (
-    *("text_column", "id_column", "keep", "separator", "on_invalid"),
-    *("where", "filter", "exclude", "sample"),
-)
 
 
 def select_documents(
@@ -61,10 +57,10 @@ def select_documents(
             where=f"--sample {sample}",
             fix="write 1%, 0.01 or 1/100, or leave it out",
         )
-    options = source.options
     if sample is not None:
-        options = msgspec.structs.replace(options, sample=str(sample), seed=seed)
+        source = source.reading(sample=str(sample), seed=seed)
     if exclude_ids is not None:
+        options = source.options
         whole_files = options.separator is None and any(f.format == "txt" for f in source.inputs)
         if options.id_column is None and not whole_files:
             raise InputError(
@@ -73,13 +69,16 @@ def select_documents(
                 fix="say which column or field holds them: --id-column NAME",
             )
         ids = read_ids(exclude_ids)
-        source = replace(source, excluded=ids)
-        options = msgspec.structs.replace(options, exclude=ids.sha256)
-    source = replace(source, options=options)
+        source = replace(source.reading(exclude=ids.sha256), excluded=ids)
     if limit is None:
         return source
     known = None if output is None else limited_before(source, limit, Store(output))
     return known or limited(source, limit)
+
+
+def record_options(options: RecordOptions) -> RecordOptions:
+    """Return of options what is taken from each record, as files keep it."""
+    return convert(options.recorded, RecordOptions, from_attributes=True)
 
 
 def stored_ids(store: Store, digest: str | None) -> IdSet | None:
@@ -115,10 +114,12 @@ def limited_before(source: SourcePlan, limit: int, store: Store) -> SourcePlan |
     last, planned = plan.settings.last, plan.inputs
     if last is None or not 0 < len(planned) <= len(source.inputs):
         return None
-    then, now = plan.settings, source.options.recorded
-    names = _SETTINGS if source.options.sample is None else (*_SETTINGS, "seed")
     inputs = source.inputs[: len(planned)]
-    same = then.limit == limit and all(getattr(then, n) == getattr(now, n) for n in names)
+    then, now = (
+        msgspec.structs.replace(record_options(options), libraries=())  # known later
+        for options in (plan.settings, source.options)
+    )
+    same = plan.settings.limit == limit and then == now
     same = same and all(
         (there.path, there.bytes, there.revision) == (input.path, input.bytes, input.revision)
         for there, input in zip(planned, inputs, strict=True)

@@ -23,13 +23,13 @@ from olm_data.dataset.manifest import JOB, MANIFEST, PLAN, VALIDATION, Manifest,
 from olm_data.dataset.plan import Plan, plan_digests
 from olm_data.dataset.record import HEADER_BYTES, RECORD, tokens_header, tokens_suffix
 from olm_data.dataset.shard import ENDS
-from olm_data.errors import InputError, ValidationError, typed
-from olm_data.path_kinds import kind_of, nearest, require
+from olm_data.errors import typed
+from olm_data.path_kinds import kind_of, require
 from olm_data.printing import Columns, Ordinal, Seconds
 from olm_data.runners.base import Count
 from olm_data.runners.heartbeat import PARENT, Beat, read_beats
 from olm_data.storage.store import Store
-from olm_data.tokenization.task_results import shard_files, split_stores
+from olm_data.tokenization.task_results import damaged_run, no_run, shard_files, split_stores
 
 _URGENCY = {"dead": 0, "failed": 1, "running": 2, "interrupted": 3, "done": 4}
 _WORKER = (
@@ -124,19 +124,15 @@ def read_status(output: str) -> Status:
     except (FileNotFoundError, NotADirectoryError):
         plan_file = PLAN
     except MalformedJson as error:
-        raise _damaged(store, JOB) from error
+        raise damaged_run(store, JOB, str(error)) from error
     try:
         plan = Plan.read(store, plan_file)
     except (FileNotFoundError, NotADirectoryError) as error:
         if manifest is not None:  # made elsewhere, and brought here without its plan
             return _complete(output, store, manifest)
-        raise InputError(
-            "no run has begun here",
-            where=output,
-            fix=nearest(output, f"olm-data tokenize ... --output {typed(output)} begins one"),
-        ) from error
+        raise no_run(output) from error
     except MalformedJson as error:
-        raise _damaged(store, plan_file) from error
+        raise damaged_run(store, plan_file, str(error)) from error
     if manifest is not None and plan.digest in plan_digests(manifest):
         return _complete(output, store, manifest)
     files = [shard_files(split, plan) for split in split_stores(store, plan)]
@@ -155,9 +151,7 @@ def judge(
     """
     total = len(plan.tasks)
     item = 2 if plan.settings.vocab_size <= 65536 else 4
-    units = np.concatenate([[0], np.cumsum([unit.bytes for unit in plan.units], dtype=np.int64)])
-    bounds = np.array(plan.tasks, np.int64).reshape(-1, 2)
-    weights = np.maximum(units[bounds[:, 1]] - units[bounds[:, 0]], 1)
+    weights = np.array([max(plan.text_bytes(task), 1) for task in range(total)], np.int64)
     done = np.zeros(total, bool)
     suffix, header = tokens_suffix(plan.settings.container), tokens_header(plan.settings.container)
     documents = tokens = 0
@@ -220,12 +214,4 @@ def _complete(output: str, store: Store, manifest: Manifest) -> Status:
         documents=sum(each.totals.documents for each in manifests),
         tokens=sum(each.totals.tokens for each in manifests),
         next=f"olm-data verify {typed(output)}",
-    )
-
-
-def _damaged(store: Store, name: str) -> ValidationError:
-    return ValidationError(
-        "a file of the run is damaged",
-        where=store.url(name),
-        fix="run the same tokenize command again, or delete this output",
     )

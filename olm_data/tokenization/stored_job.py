@@ -21,11 +21,11 @@ from olm_data.dataset.job import JobFile, TokenizerIdentity
 from olm_data.dataset.manifest import JOB
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.tokenizer import TOKENIZER
-from olm_data.errors import InputError, OlmError, ValidationError, typed
-from olm_data.path_kinds import kind_of, nearest, wrong_kind
+from olm_data.errors import ValidationError
 from olm_data.sources.own import refuse_untrusted, untrusted
 from olm_data.storage.store import Store, read_json, write_json
 from olm_data.tokenization.job import FindDuplicates, TokenizeJob
+from olm_data.tokenization.task_results import damaged_run, no_run
 
 
 def write_job(job: TokenizeJob | FindDuplicates, plan_name: str) -> None:
@@ -88,7 +88,7 @@ def load_job(output: str, *, trust: bool = False) -> TokenizeJob | FindDuplicate
     except FileNotFoundError as error:
         raise no_run(output) from error
     except MalformedJson as error:
-        raise _damaged(store, str(error)) from error
+        raise damaged_run(store, JOB, str(error)) from error
     if not trust:
         refuse_untrusted(stored.inputs, store.url(JOB))
         if is_import_path(stored.encoder):
@@ -97,7 +97,7 @@ def load_job(output: str, *, trust: bool = False) -> TokenizeJob | FindDuplicate
             raise untrusted(stored.read.filter.path, store.url(JOB))
     _check_packages(stored, output)
     if stored.plan != plan.digest:
-        raise _damaged(store, "plan.json is that of another run")
+        raise damaged_run(store, JOB, "plan.json is that of another run")
     kind = FindDuplicates if stored.duplicates == "find" else TokenizeJob
     return kind(
         plan=plan,
@@ -108,27 +108,6 @@ def load_job(output: str, *, trust: bool = False) -> TokenizeJob | FindDuplicate
         routed=stored.routed,
         output=output,
         single_writer=stored.single_writer,
-    )
-
-
-def no_run(output: str) -> OlmError:
-    """Return the error that there is no run at `output`."""
-    found = kind_of(output)
-    if found not in (None, "dataset", "folder", "empty folder"):
-        return wrong_kind(output, str(found), "unfinished dataset")
-    return InputError(
-        "there is no run here",
-        where=output,
-        fix=nearest(output, f"olm-data tokenize ... --output {typed(output)} begins one"),
-    )
-
-
-def _damaged(store: Store, why: str) -> ValidationError:
-    return ValidationError(
-        "the files of the run are damaged",
-        where=store.url(JOB),
-        why=why,
-        fix="run the same tokenize command again, or delete this output",
     )
 
 

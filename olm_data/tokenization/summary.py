@@ -5,21 +5,17 @@ manifests + FinishedShards -> Summary -> RunResult, printed as lines or as the e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import ClassVar
 
 import msgspec
 import numpy as np
 
 from olm_data.counts import counted
-from olm_data.dataset.account import (
-    BAD_REASONS,
-    InputAccount,
-    totals_by_input,
-    unpack,
-)
+from olm_data.dataset.account import BAD_REASONS, InputAccount, totals_by_input, unpack
 from olm_data.dataset.manifest import Manifest
 from olm_data.dataset.tools import PassedCount
 from olm_data.encoders import ParityReport
@@ -36,101 +32,64 @@ from olm_data.tokenizer.tokenizer import TokenizerSpec
 INPUTS_SHOWN = 10
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Summary:
     """What a run made.
 
     Attributes:
         request: what was asked for.
-        output: where the dataset is.
-        manifest, validation: the manifests; validation is None where nothing was held out.
-        already_complete: the dataset was there before the run.
-        kept_shards: tasks that an earlier run had finished.
-        proof: the encoder used and what is proved of it; None where nothing was encoded.
-        seconds: wall time of the tasks.
-        documents_now, text_bytes_now, tokens_now: done by this run, shards found done not counted.
-        by_reference: documents encoded by `hf` in this run, as nothing is proved of the encoder
-            for them.
-        inputs: what became of the records of each input, by its path; empty where
-            `already_complete`.
-        ids_found: how many of the ids of `--exclude-ids` some record had; None if not asked.
+        manifests: of the training split and, where documents are held out, of validation.
+        shards: what the run wrote or found written; None where the dataset was there before it.
     """
 
     request: Request
-    output: str
-    manifest: Manifest
-    validation: Manifest | None
-    already_complete: bool
-    kept_shards: int
-    proof: ParityReport | None = None
-    seconds: float = 0.0
-    documents_now: int = 0
-    text_bytes_now: int = 0
-    tokens_now: int = 0
-    by_reference: int = 0
-    inputs: Mapping[str, InputAccount] = field(default_factory=dict)
-    ids_found: int | None = None
+    manifests: Sequence[Manifest]
+    shards: FinishedShards | None = None
 
-    @classmethod
-    def of_complete(cls, request: Request, manifests: Sequence[Manifest]) -> Summary:
-        """Return the summary of a run that found everything done."""
-        train, validation = (*manifests, None)[:2]
-        assert train is not None
-        return cls(
-            request=request,
-            output=request.output,
-            manifest=train,
-            validation=validation,
-            already_complete=True,
-            kept_shards=len(request.plan.tasks),
-        )
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the training split."""
+        return self.manifests[0]
 
-    @classmethod
-    def of_shards(
-        cls, request: Request, manifests: Sequence[Manifest], shards: FinishedShards
-    ) -> Summary:
-        """Return the summary of a run that published `manifests`: train, then validation if any."""
-        totals, excluded = totals_by_input(shards.accounts), request.source.excluded
-        found = np.zeros(0 if excluded is None else len(excluded), bool)
-        for account in shards.accounts:
+    @property
+    def validation(self) -> Manifest | None:
+        """The manifest of what is held out; None where nothing is."""
+        return self.manifests[1] if len(self.manifests) > 1 else None
+
+    @property
+    def already_complete(self) -> bool:
+        """Whether the dataset was there before the run."""
+        return self.shards is None
+
+    @property
+    def kept_shards(self) -> int:
+        """Tasks that an earlier run had finished."""
+        return len(self.request.plan.tasks) if self.shards is None else self.shards.kept
+
+    @cached_property
+    def inputs(self) -> dict[str, InputAccount]:
+        """What became of the records of each input, by its path; {} where `already_complete`."""
+        totals = totals_by_input(() if self.shards is None else self.shards.accounts)
+        return {self.request.plan.inputs[index].path: found for index, found in totals.items()}
+
+    @property
+    def ids_found(self) -> int | None:
+        """How many of the ids of `--exclude-ids` some record had; None if not asked."""
+        excluded = self.request.source.excluded
+        if excluded is None or self.shards is None:
+            return None
+        found = np.zeros(len(excluded), bool)
+        for account in self.shards.accounts:
             found |= unpack(account.excluded, len(found))
-        return replace(
-            cls.of_complete(request, manifests),
-            already_complete=False,
-            kept_shards=shards.kept,
-            proof=request.proof,
-            seconds=shards.seconds,
-            documents_now=int(shards.counts[Count.DOCUMENTS]),
-            text_bytes_now=int(shards.counts[Count.TEXT_BYTES]),
-            tokens_now=int(shards.counts[Count.TOKENS]),
-            by_reference=int(shards.counts[Count.BY_REFERENCE]),
-            inputs={request.plan.inputs[index].path: account for index, account in totals.items()},
-            ids_found=None if excluded is None else int(found.sum()),
-        )
+        return int(found.sum())
 
-    @property
-    def special_hits(self) -> int:
-        """Strings in the text that spell a special token."""
-        return sum(account.special_hits for account in self.inputs.values())
+    def now(self, count: Count) -> int:
+        """Return what this run has counted, in shards found done not."""
+        return 0 if self.shards is None else int(self.shards.counts[count])
 
-    @property
-    def replaced(self) -> int:
-        """Documents with U+FFFD for what was not UTF-8."""
-        return sum(account.replaced for account in self.inputs.values())
-
-    @property
-    def cut(self) -> int:
-        """Documents that were cut for their length."""
-        return sum(account.cut for account in self.inputs.values())
-
-    @property
-    def unknown(self) -> tuple[int, int]:
-        """Unknown tokens, and the documents that have some."""
-        accounts = self.inputs.values()
-        return (
-            sum(account.unknown_tokens for account in accounts),
-            sum(account.unknown_documents for account in accounts),
-        )
+    def total(self, name: str) -> int:
+        """Return the sum of one of the `NUMBERS` of an account over the inputs."""
+        return sum(getattr(account, name) for account in self.inputs.values())
 
 
 class DroppedOfInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,7 +168,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
         """Return the result that a summary tells."""
         manifest, held, totals = summary.manifest, summary.validation, summary.manifest.totals
         copies, digest = manifest.tools.copies, str(manifest.digest)
-        tokens, documents = summary.unknown
+        tokens = summary.total("unknown_tokens")
+        seconds = 0.0 if summary.shards is None else summary.shards.seconds
         request, validation, notes = summary.request, None, list[str]()
         if held is not None:
             validation = ValidationResult(
@@ -228,7 +188,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
         if copies and copies.duplicates:
             notes.append("--dedup exact drops the duplicates")
         return cls(
-            output=summary.output,
+            output=request.output,
             already_complete=summary.already_complete,
             digest=digest,
             tokens=totals.tokens,
@@ -239,7 +199,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
             dtype=manifest.dtype,
             tokenizer=f"{request.tokenizer.name}: {rules(request.tokenizer)}",
             trained=manifest.trained,
-            cut=summary.cut,
+            cut=summary.total("cut"),
             selection=selection(request.source),
             dropped=manifest.dropped,
             passed_over=manifest.tools.passed_over,
@@ -247,10 +207,12 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
             duplicate_bytes=copies.duplicate_bytes if copies else msgspec.UNSET,
             content=copies.content if copies else msgspec.UNSET,
             versions=[*(item.parent for item in manifest.additions), digest],
-            quarantine=f"{summary.output}/{FOLDER}" if bad_records(manifest.dropped) else None,
-            replaced=summary.replaced,
+            quarantine=f"{request.output}/{FOLDER}"
+            if BAD_REASONS & manifest.dropped.keys()
+            else None,
+            replaced=summary.total("replaced"),
             unknown_tokens=tokens,
-            unknown_documents=documents,
+            unknown_documents=summary.total("unknown_documents"),
             inputs_with_drops=[
                 DroppedOfInput(
                     path=path,
@@ -262,23 +224,18 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
                 if account.dropped
             ],
             validation=validation,
-            special_hits=summary.special_hits,
+            special_hits=summary.total("special_hits"),
             ids_found=summary.ids_found,
-            encoder=summary.proof,
-            by_reference=summary.by_reference,
-            seconds=round(summary.seconds, 3),
-            text_bytes_per_second=round(summary.text_bytes_now / max(summary.seconds, 1e-9)),
-            text_bytes_now=summary.text_bytes_now,
-            tokens_now=summary.tokens_now,
+            encoder=None if summary.already_complete else request.proof,
+            by_reference=summary.now(Count.BY_REFERENCE),
+            seconds=round(seconds, 3),
+            text_bytes_per_second=round(summary.now(Count.TEXT_BYTES) / max(seconds, 1e-9)),
+            text_bytes_now=summary.now(Count.TEXT_BYTES),
+            tokens_now=summary.now(Count.TOKENS),
             kept_shards=summary.kept_shards,
             workers=workers,
             notes=notes,
         )
-
-
-def bad_records(dropped: dict[str, int]) -> int:
-    """Return how many records were dropped as bad."""
-    return sum(count for reason, count in dropped.items() if reason in BAD_REASONS)
 
 
 SAMPLE_TEXT = 70
@@ -344,18 +301,9 @@ def selection(source: SourcePlan) -> dict[str, str]:
     if source.excluded is not None:
         said["exclude"] = f"{len(source.excluded):,} ids"
     if options.sample is not None:
-        said["sample"] = f"{_percent(Fraction(options.sample))}, seed {options.seed}"
+        said["sample"] = f"{float(Fraction(options.sample) * 100):.4g}%, seed {options.seed}"
     if source.limit is not None:
-        said["limit"] = _limit(source)
+        most, last = counted(source.limit, "document"), source.inputs[-1]
+        end = f"up to {printable(last.path)}, {last.position} {last.until}"
+        said["limit"] = f"{most}, {'more than there are' if last.until is None else end}"
     return said
-
-
-def _percent(share: Fraction) -> str:
-    return f"{float(share * 100):.4g}%"
-
-
-def _limit(source: SourcePlan) -> str:
-    most, last = counted(source.limit or 0, "document"), source.inputs[-1]
-    if last.until is None:
-        return f"{most}, more than there are"
-    return f"{most}, up to {printable(last.path)}, {last.position} {last.until}"

@@ -24,7 +24,8 @@ from olm_data.dataset.manifest import VALIDATION
 from olm_data.dataset.plan import Plan, read_plans, shard_name
 from olm_data.dataset.record import RECORD, ShardRecord, tokens_suffix
 from olm_data.dataset.shard import ENDS, LABELS
-from olm_data.errors import ValidationError
+from olm_data.errors import InputError, OlmError, ValidationError, typed
+from olm_data.path_kinds import kind_of, nearest, wrong_kind
 from olm_data.storage.store import Store, read_json
 from olm_data.threads import READERS, in_order
 
@@ -106,6 +107,28 @@ def _committed(
         if info is None or size(name + kind) != info.bytes:
             return None
     return record, hashlib.sha256(data).hexdigest()
+
+
+def no_run(output: str) -> OlmError:
+    """Return the error that there is no run at `output`."""
+    found = kind_of(output)
+    if found not in (None, "dataset", "folder", "empty folder"):
+        return wrong_kind(output, str(found), "unfinished dataset")
+    return InputError(
+        "no run has begun here",
+        where=output,
+        fix=nearest(output, f"olm-data tokenize ... --output {typed(output)} begins one"),
+    )
+
+
+def damaged_run(store: Store, name: str, why: str) -> ValidationError:
+    """Return the error that a file of a run is not what it should be."""
+    return ValidationError(
+        "a file of the run is damaged",
+        where=store.url(name),
+        why=why,
+        fix="run the same tokenize command again, or delete this output",
+    )
 
 
 def accounts_of(dataset: Dataset) -> dict[int, InputAccount]:

@@ -23,7 +23,6 @@ from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.account import dropped_of, unaccounted
 from olm_data.dataset.arrived import input_totals
 from olm_data.dataset.folder import refuse_dataset_folder
-from olm_data.dataset.inputs import RecordOptions
 from olm_data.dataset.manifest import (
     MANIFEST,
     Addition,
@@ -37,7 +36,6 @@ from olm_data.dataset.plan import Plan, Version, plan_digests
 from olm_data.dataset.record import RECORD, stored_plan
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo
 from olm_data.dataset.tools import Tools, merged
-from olm_data.decoding import convert
 from olm_data.errors import ConflictError, ValidationError, printable
 from olm_data.progress import Progress
 from olm_data.runners.base import Runner
@@ -51,6 +49,7 @@ from olm_data.tokenization.dedup import clear as clear_duplicates
 from olm_data.tokenization.duplicates import count_documents
 from olm_data.tokenization.job import TokenizeJob
 from olm_data.tokenization.request import Request, refuse_identical
+from olm_data.tokenization.select_documents import record_options
 from olm_data.tokenization.shards import FinishedShards, workers_ready, write_shards
 from olm_data.tokenization.summary import Summary
 from olm_data.tokenization.task_results import split_stores
@@ -130,8 +129,8 @@ def tokenize(request: Request, *, runner: Runner, progress: Progress) -> Summary
         if request.recipe.dedup:
             clear_duplicates(store)
         if complete:
-            return Summary.of_complete(request, list(map(read_manifest, splits)))
-    return Summary.of_shards(request, manifests, shards)
+            return Summary(request, list(map(read_manifest, splits)))
+    return Summary(request, manifests, shards)
 
 
 def _job(request: Request, store: Store) -> TokenizeJob:
@@ -299,7 +298,7 @@ def _manifest(
             plan=plan.digest,
             first_shard=request.base.shards,
             first_input=first,
-            options=convert(request.source.options.recorded, RecordOptions, from_attributes=True),
+            options=record_options(request.source.options),
         )
         added = [*old.additions, addition]
     return build_manifest(

@@ -18,7 +18,8 @@ from olm_data.runners.heartbeat import RUN, Heartbeat
 from olm_data.runners.local import LocalRunner
 from olm_data.storage.store import Store, absolute
 from olm_data.threads import in_order
-from olm_data.tokenization.stored_job import load_job, no_run
+from olm_data.tokenization.stored_job import load_job
+from olm_data.tokenization.task_results import no_run
 
 
 def find_tasks(output: str, text: str, part: str | None) -> list[int]:

@@ -162,12 +162,6 @@ class Definition:
                 "pre_tokenizer": _spelled_out(rules[0])
                 if len(rules) == 1
                 else {"type": "Sequence", "pretokenizers": [*map(_spelled_out, rules)]},
-                "decoder": {
-                    "type": "ByteLevel",
-                    "add_prefix_space": False,
-                    "trim_offsets": True,
-                    "use_regex": True,
-                },
                 "model": {
                     "type": "BPE",
                     "vocab": {piece: k for k, piece in enumerate(vocabulary)},

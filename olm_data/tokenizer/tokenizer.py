@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from olm_data.bounded_json import MalformedJson, decode_configuration, digest
-from olm_data.errors import InputError, UsageError, printable, said_by, suggest
+from olm_data.bounded_json import JsonObject, MalformedJson, decode_configuration, digest
+from olm_data.errors import InputError, OlmError, UsageError, printable, said_by, suggest
 from olm_data.path_kinds import nearest
 from olm_data.storage.hub import hub_file
 from olm_data.tokenizer.definition import Definition, Form
@@ -87,17 +87,29 @@ def configured_eos(config: bytes | None, name: str) -> str | None:
     Raises:
         InputError: it is no JSON object.
     """
-    if config is None:
-        return None
+    return named_tokens(read_config(config, name)).get("eos_token")
+
+
+def read_config(data: bytes | None, where: str) -> JsonObject:
+    """Return a tokenizer_config.json; {} where there is none.
+
+    Raises:
+        InputError: it is no JSON object.
+    """
     try:
-        token = decode_configuration(config).get("eos_token")
+        return decode_configuration(data or b"{}")
     except MalformedJson as error:
-        raise InputError(
-            "tokenizer_config.json is not a JSON object", where=name, why=str(error)
-        ) from error
-    if isinstance(token, dict):  # the library also writes tokens as objects
-        token = token.get("content")
-    return token if isinstance(token, str) else None
+        raise InputError(f"{CONFIG} is not a JSON object", where=where, why=str(error)) from error
+
+
+def named_tokens(config: JsonObject) -> dict[str, str]:
+    """Return the special tokens of a tokenizer_config.json by their names, as `eos_token`."""
+    named = {}
+    for name, value in config.items():
+        token = value.get("content") if isinstance(value, dict) else value  # an object, or a text
+        if name.endswith("_token") and isinstance(token, str):
+            named[name] = token
+    return named
 
 
 # Hub ids people type by their short, retired name.
@@ -107,6 +119,7 @@ HUB_ALIASES = {
     "gpt-neox-20b": "EleutherAI/gpt-neox-20b",
 }
 
+CONFIG = "tokenizer_config.json"
 EXPORT = "export it: transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(NEW)"
 
 # Part of format v1: changing any of these texts changes every `probe_sha256`.
@@ -181,7 +194,7 @@ class TokenizerSpec:
     def decode(self, ids: np.ndarray | Sequence[int]) -> str:
         """Return the text of `ids`, special tokens spelled out; broken UTF-8 becomes U+FFFD."""
         plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-        with library_errors("decode", self.name):
+        with library_errors("the tokenizer fails to decode", self.name):
             return str(self.reference.decode(plain, skip_special_tokens=False))
 
     def delimited(self, *, eos: int | None, bos: int | None) -> TokenizerSpec:
@@ -209,20 +222,9 @@ class TokenizerSpec:
         """As `reference`, but no text spells a special token, whatever model the file has."""
         return open_reference(self.encoder_json(unspellable=True), plain=True)
 
-    def encoder_json(
-        self,
-        *,
-        strip_special: bool = False,
-        strip_normalizer: bool = False,
-        unspellable: bool = False,
-    ) -> bytes:
-        """Return the JSON an encoder loads; see `Definition.variant`."""
-        return Definition(self.json_bytes, self.name).variant(
-            self.special_tokens,
-            strip_special=strip_special,
-            strip_normalizer=strip_normalizer,
-            unspellable=unspellable,
-        )
+    def encoder_json(self, **changes: bool) -> bytes:
+        """Return the JSON an encoder loads, changed as `Definition.variant` says."""
+        return Definition(self.json_bytes, self.name).variant(self.special_tokens, **changes)
 
     def __getstate__(self) -> dict[str, Any]:
         cached = ("reference", "unspellable")
@@ -257,17 +259,16 @@ def load_tokenizer(reference: str | Path, *, eos: str = "auto", bos: str = "none
             fix=f"{EXPORT}, then --tokenizer NEW",
         )
     if path.is_file():
-        config = path.parent / "tokenizer_config.json"
-        name, data = _local_name(Path(reference)), path.read_bytes()
-        probe(data, name)
-        return spec_from_bytes(
-            data,
-            name=name,
-            config=config.read_bytes() if config.is_file() else None,
-            eos=eos,
-            bos=bos,
-        )
-    text = os.fspath(reference)
+        name, data, beside = _local_name(Path(reference)), path.read_bytes(), path.parent / CONFIG
+        config = beside.read_bytes() if beside.is_file() else None
+    else:
+        name, data, config = _hub_files(os.fspath(reference))
+    probe(data, name)
+    return spec_from_bytes(data, name=name, config=config, eos=eos, bos=bos)
+
+
+def _hub_files(text: str) -> tuple[str, bytes, bytes | None]:
+    """Return the name, the `tokenizer.json` and the config of a tokenizer on the hub."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text) or text.endswith((".json", ".model")):
         raise UsageError(
             "no tokenizer here",
@@ -284,11 +285,7 @@ def load_tokenizer(reference: str | Path, *, eos: str = "auto", bos: str = "none
             where=text,
             fix=suggest(text, HUB_ALIASES),
         )
-    name = text.rsplit("/", 1)[-1]
-    probe(found, name)
-    return spec_from_bytes(
-        found, name=name, config=hub_file(repository, "tokenizer_config.json"), eos=eos, bos=bos
-    )
+    return text.rsplit("/", 1)[-1], found, hub_file(repository, CONFIG)
 
 
 def spec_from_bytes(
@@ -356,22 +353,28 @@ def failure(error: BaseException) -> str | None:
 
 
 @contextmanager
-def library_errors(work: str, where: str | None = None) -> Iterator[None]:
-    """Around calls of the tokenizers library: what it raises is an error of the user's tokenizer.
+def library_errors(
+    what: str,
+    where: str | None = None,
+    *,
+    kind: type[OlmError] = InputError,
+    fix: str | None = None,
+) -> Iterator[None]:
+    """Around calls of a tokenizers library: what it raises is an error of the user's tokenizer.
 
     Args:
-        work: what it fails to do.
-        where: its place, for the message.
+        what, where, fix: of the message.
+        kind: of the error.
 
     Raises:
-        InputError: it has failed.
+        OlmError: of this kind: it has failed.
     """
     try:
         yield
     except BaseException as error:
         if (why := failure(error)) is None:
             raise
-        raise InputError(f"the tokenizer fails to {work}", where=where, why=why) from error
+        raise kind(what, where=where, why=why, fix=fix) from error
 
 
 def ids_or_none(tokenizer: Tokenizer, text: str) -> list[int] | None:
@@ -395,18 +398,12 @@ def open_reference(data: bytes, *, plain: bool, name: str = "tokenizer") -> Toke
     """
     from tokenizers import Tokenizer
 
-    try:
+    with library_errors(
+        "this is not a tokenizer file the tokenizers library can load",
+        name,
+        fix="export it as tokenizer.json (tokenizers.Tokenizer.save)",
+    ):
         tokenizer = Tokenizer.from_str(data.decode())
-    except BaseException as error:
-        why = failure(error)
-        if why is None:
-            raise
-        raise InputError(
-            "this is not a tokenizer file the tokenizers library can load",
-            where=name,
-            why=why,
-            fix="export it as tokenizer.json (tokenizers.Tokenizer.save)",
-        ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = plain

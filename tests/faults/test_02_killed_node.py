@@ -20,6 +20,7 @@ from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.errors import ResourceError
 from olm_data.extensions.ray.runner import RayRunner
+from olm_data.runners.base import Count
 
 
 @pytest.mark.slow
@@ -96,7 +97,7 @@ def test_02_the_output_after_ray_workers_died_is_identical(
     made = make_dataset([source], tiny_tokenizer, out, shard_tokens=500, runner=dying, log=log)
     assert log.getvalue().count("a Ray worker died (WorkerCrashedError) on a.jsonl") == 2
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
-    assert made.documents_now == 120  # the lost work is not counted twice
+    assert made.now(Count.DOCUMENTS) == 120  # the lost work is not counted twice
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def test_a_batch_of_nothing_but_documents_that_cannot_be_encoded(tmp_path: Path)
     other = write_jsonl(tmp_path / "known.jsonl", ["the cat"])
     done = make_dataset([text, other], path, tmp_path / "out", eos="</s>", max_bad="2")
     assert (done.manifest.totals.documents, done.manifest.dropped) == (1, {"unencodable": 2})
-    assert done.special_hits == 1
+    assert done.total("special_hits") == 1
 
 
 def test_the_account_of_a_tokenizer_that_knows_everything_is_as_before(

@@ -54,8 +54,6 @@ class ChatEncoder:
         options: template, and what is trained.
     """
 
-    name = "hf"
-
     def __init__(self, tokenizer: TokenizerSpec, options: ChatOptions) -> None:
         self._tokenizer, self._options = tokenizer, options
         special = tokenizer.special_tokens

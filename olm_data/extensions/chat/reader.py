@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from olm_data.dataset.inputs import ChatOptions, InputFile, KeepType, ReadOptions, Unit
+from olm_data.dataset.account import INVALID
+from olm_data.dataset.inputs import ChatOptions, InputFile, ReadOptions, Unit
 from olm_data.errors import InputError, UsageError, printable, said_by
 from olm_data.extensions.chat.conversations import MESSAGES, SHARED, Refused, conversation
 from olm_data.extensions.chat.encoder import ChatEncoder
@@ -23,11 +24,10 @@ from olm_data.select.evaluate import matches
 from olm_data.select.where import columns as columns_of
 from olm_data.sources import jsonl
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Drop, Scan
-from olm_data.sources.buffers import from_buffers, joined
-from olm_data.sources.columns import MISSING, flattened, kept_columns, plain_values, value_of
+from olm_data.sources.columns import MISSING, flattened, value_of
 from olm_data.sources.files import open_binary, reading
 from olm_data.sources.formats import codec_of, whole_file
-from olm_data.sources.json_records import FieldSeen
+from olm_data.sources.json_records import FieldSeen, record_batches
 from olm_data.sources.line_blocks import plain_blocks, stream_blocks
 from olm_data.sources.parquet import opened, rows_at_once
 from olm_data.tokenization.recipe import Recipe
@@ -53,7 +53,7 @@ class Chats:
         for _, given in islice(_rows(Scan(input, _whole(input), options)), ROWS):
             try:
                 row = _values(given, "error")
-            except (Refused, UnicodeDecodeError):
+            except Refused:
                 continue
             for name, value in flattened(row):
                 seen.setdefault(name, FieldSeen()).add(value)
@@ -121,6 +121,8 @@ class Chats:
 
 
 CHATS = Chats()
+_ERRORS = {"skip": "strict", "error": "strict", "replace": "replace"}
+"""What `--on-invalid` is to Python's codecs."""
 
 
 def _whole(input: InputFile) -> Unit:
@@ -177,13 +179,13 @@ def _values(given: Any, on_invalid: str) -> dict[str, Any]:
     """Return a row as an object.
 
     Raises:
-        Refused: it is none.
-        UnicodeDecodeError: it is no UTF-8.
+        Refused: it is none, or no UTF-8.
     """
     if isinstance(given, bytes):
-        text = given.decode(errors="replace" if on_invalid == "replace" else "strict")
         try:
-            given = json.loads(text)
+            given = json.loads(given.decode(errors=_ERRORS[on_invalid]))
+        except UnicodeDecodeError as error:
+            raise Refused(INVALID, str(error)) from error
         except (ValueError, RecursionError) as error:
             raise Refused("malformed", said_by(error)) from error
     if not isinstance(given, dict):
@@ -198,33 +200,28 @@ def _text(row: dict[str, Any], options: ReadOptions) -> tuple[bytes, bool]:
         return text.encode(), False
     except UnicodeEncodeError as error:
         if options.on_invalid != "replace":
-            raise Refused("invalid_utf8", f"a lone surrogate: {error.reason}") from error
+            raise Refused(INVALID, f"a lone surrogate: {error.reason}") from error
         mended = text.encode(errors="surrogatepass").decode(errors="replace")
         return mended.encode(), True
 
 
 def _batch(scan: Scan, rows: Sequence[Row]) -> Iterator[DocumentBatch]:
-    options, input = scan.options, scan.input
+    options = scan.options
+    read: list[Row] = []
     found: list[dict[str, Any]] = []
-    places: list[int] = []
     drops: list[Drop] = []
-    raws: list[bytes] = []
     replaced = 0
 
-    def drop(reason: str, place: int, detail: str, given: Any) -> None:
+    def drop(error: Refused, place: int, given: Any) -> None:
         raw = given if isinstance(given, bytes) else json.dumps(given, default=str).encode()
-        drops.append(scan.drop(reason, place, printable(detail), raw))
+        drops.append(scan.drop(error.reason, place, printable(str(error)), raw))
 
     for place, given in rows:
         try:
             found.append(_values(given, options.on_invalid))
+            read.append((place, given))
         except Refused as error:
-            drop(error.reason, place, str(error), given)
-        except UnicodeDecodeError as error:
-            drop("invalid_utf8", place, str(error), given)
-        else:
-            places.append(place)
-            raws.append(given)
+            drop(error, place, given)
     chosen = np.ones(len(found), bool)
     if options.condition is not None:
         values = {name: _column(found, name) for name in columns_of(options.condition)}
@@ -233,29 +230,26 @@ def _batch(scan: Scan, rows: Sequence[Row]) -> Iterator[DocumentBatch]:
     texts: list[bytes] = []
     positions: list[int] = []
     for k in np.flatnonzero(chosen).tolist():
+        place, given = read[k]
         try:
             text, mended = _text(found[k], options)
         except Refused as error:
-            drop(error.reason, places[k], str(error), raws[k])
+            drop(error, place, given)
             continue
-        replaced += mended or (isinstance(raws[k], bytes) and not _is_utf8(raws[k]))
+        utf8 = not isinstance(given, bytes) or given.decode(errors="ignore").encode() == given
+        replaced += mended or not utf8
         kept.append(found[k])
         texts.append(text)
-        positions.append(places[k])
+        positions.append(place)
 
-    def column(name: str, kind: KeepType) -> pa.Array:
-        return plain_values(_column(kept, name), kind, name, input.path)
-
-    yield from from_buffers(
+    yield from record_batches(
         scan,
-        *joined(texts),
+        texts,
+        partial(_column, kept),
         positions=np.array(positions, np.int64),
-        ids=None if options.id_column is None else column(options.id_column, "string"),
-        keep=kept_columns(options, column),
         dropped=drops,
         rows_in=len(rows),
         filtered=int((~chosen).sum()),
-        decoded=True,
         replaced=replaced,
     )
 
@@ -263,11 +257,3 @@ def _batch(scan: Scan, rows: Sequence[Row]) -> Iterator[DocumentBatch]:
 def _column(rows: Iterable[dict[str, Any]], name: str) -> list[Any]:
     found = (value_of(row, name) for row in rows)
     return [None if value is MISSING else value for value in found]
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -20,7 +20,6 @@ from typing import Any
 
 import msgspec
 
-from olm_data.bounded_json import JsonObject
 from olm_data.chat_template import BEGIN, END
 from olm_data.extensions.chat.conversations import Conversation, Refused, leaves
 from olm_data.extensions.chat.template import Template
@@ -99,21 +98,19 @@ class Marker:
     def _learn(self) -> None:
         """Learn the header of an answer, and what ends one, from a conversation of our own."""
         said = [("user", "zq1z"), ("assistant", "zq2z"), ("user", "zq3z"), ("assistant", "zq4z")]
-        probe = Conversation(messages=[{"role": r, "content": c} for r, c in said])
-        asked = probe.cut([0])
-        try:
-            before = _bare(self.template.render(asked))
-            prompt = _bare(self.template.render(asked, prompt=True))
-            text = _bare(self.template.render(probe))
-            if "zq2z" not in text:  # it takes lists of parts alone
-                parts = [{"role": r, "content": [{"type": "text", "text": c}]} for r, c in said]
-                probe = Conversation(messages=parts)
-                asked = probe.cut([0])
+        forms: list[Callable[[str], Any]] = [str, lambda text: [{"type": "text", "text": text}]]
+        text = ""
+        for form in forms:
+            if "zq2z" in text:
+                break  # else it takes lists of parts alone
+            probe = Conversation(messages=[{"role": r, "content": form(c)} for r, c in said])
+            asked = probe.cut([0])
+            try:
                 before = _bare(self.template.render(asked))
                 prompt = _bare(self.template.render(asked, prompt=True))
                 text = _bare(self.template.render(probe))
-        except Refused:
-            return  # a template that takes no such conversation has headers found by its prefixes
+            except Refused:
+                return  # a template that takes no such talk has headers found by its prefixes
         for answer in ("zq2z", "zq4z"):
             behind = text.partition(answer)[2].lstrip()
             if found := self._special.match(behind):
@@ -132,60 +129,46 @@ class Marker:
                 is given so that it cannot be told what is where.
         """
         text = self.template.render(given)
-        generation = BEGIN in text
         marked = self.template.render(self._marked(given))
         kept: list[str] = []  # the text with what breaks spelled tokens
         size = place = 0
         spelled: list[int] = []
-        blocks: list[list[int]] = []
-        starts: list[list[int]] = [[] for _ in given.messages]
-        stops: list[list[int]] = [[] for _ in given.messages]
+        found = _Marks(given, BEGIN in text)
         for mark in _MARK.finditer(marked):
             kept.append(marked[place : mark.start()])
             size += mark.start() - place
             place = mark.end()
             if mark[1] or mark[2]:
-                (starts if mark[1] else stops)[int(mark[1] or mark[2])].append(size)
+                (found.starts if mark[1] else found.stops)[int(mark[1] or mark[2])].append(size)
             elif mark[0] == SPELLED:
                 kept.append(SPELLED)
                 spelled.append(size + len(spelled))
             elif mark[0] == BEGIN:
-                blocks.append([size, size])
+                found.blocks.append([size, size])
             else:
-                blocks[-1][1] = size
+                found.blocks[-1][1] = size
         kept.append(marked[place:])
         whole = "".join(kept)
-        found = whole.replace(SPELLED, "")
-        if found != _bare(text):
+        text = _bare(text)
+        if whole.replace(SPELLED, "") != text:
             raise Refused("span", "the template changes its messages, so none is found in its text")
         special = [
             (match.start() - (before := bisect_left(spelled, match.start())), match.end() - before)
             for match in self._special.finditer(whole)
         ]
-        every = sum(1 for _ in self._special.finditer(found))
-        made = Render(found, special, max(0, every - len(special)), [])
-        for number, message in enumerate(given.messages):
-            made.turns.append(
-                self._turn(given, number, message, made, starts, stops, blocks, generation)
-            )
+        every = sum(1 for _ in self._special.finditer(text))
+        made = Render(text, special, max(0, every - len(special)), [])
+        for number in range(len(given.messages)):
+            made.turns.append(self._turn(number, made, found))
         for tool in given.tools:
             name = tool.get("function", tool).get("name") if isinstance(tool, dict) else None
-            if isinstance(name, str) and name not in found:
+            if isinstance(name, str) and name not in text:
                 raise Refused("template", f"the template leaves out the tool {name!r}")
         return made
 
-    def _turn(
-        self,
-        given: Conversation,
-        number: int,
-        message: JsonObject,
-        made: Render,
-        starts: Sequence[list[int]],
-        stops: Sequence[list[int]],
-        blocks: Sequence[Sequence[int]],
-        generation: bool,
-    ) -> Turn:
-        text, role = made.text, message["role"]
+    def _turn(self, number: int, made: Render, found: _Marks) -> Turn:
+        text, message = made.text, found.given.messages[number]
+        role, starts, stops = message["role"], found.starts, found.stops
         what = f"message {number} ({role})"
         wanted = len(leaves(message)) + len(message.get("tool_calls") or ())
         if not wanted:
@@ -206,26 +189,18 @@ class Marker:
         end = next((span for span in after if text[slice(*span)] in self._ends), None)
         answer = content
         if role == "assistant":
-            answer = self._answer(given, number, what, text, last, content, blocks, generation)
+            answer = self._answer(number, what, text, last, content, found)
             if any(answer <= a < content and text[a:b] in self._ends for a, b in made.special):
                 raise Refused("span", f"the header of {what} is not found")
-            self._require_thoughts(given, number, message, text[answer:stop])
+            self._require_thoughts(found.given, number, text[answer:stop])
         return Turn(role, answer, content, stop, end)
 
     def _answer(
-        self,
-        given: Conversation,
-        number: int,
-        what: str,
-        text: str,
-        floor: int,
-        content: int,
-        blocks: Sequence[Sequence[int]],
-        generation: bool,
+        self, number: int, what: str, text: str, floor: int, content: int, found: _Marks
     ) -> int:
         """Return where what the model says begins in a message of the assistant."""
-        if generation:
-            own = [begin for begin, stop in blocks if begin <= content <= stop]
+        if found.generation:
+            own = [begin for begin, stop in found.blocks if begin <= content <= stop]
             if not own:
                 raise Refused("span", f"{what} is in no generation block of the template")
             return own[0]
@@ -237,15 +212,14 @@ class Marker:
             if whole <= content and text.startswith(self._whole_header, header):
                 return whole
             return header + len(self._header)
-        before = _bare(self.template.render(given.cut(range(number)), prompt=True))
+        before = _bare(self.template.render(found.given.cut(range(number)), prompt=True))
         if not text.startswith(before) or not floor <= len(before) <= content:
             raise Refused("span", f"the template renders what is before {what} in another way")
         return len(before)
 
-    def _require_thoughts(
-        self, given: Conversation, number: int, message: JsonObject, said: str
-    ) -> None:
+    def _require_thoughts(self, given: Conversation, number: int, said: str) -> None:
         """Refuse a last answer whose thoughts the template drops; of earlier ones many do."""
+        message = given.messages[number]
         if any(later["role"] == "assistant" for later in given.messages[number + 1 :]):
             return
         texts = [message[name] for name in THINKING if isinstance(message.get(name), str)]
@@ -283,6 +257,22 @@ class Marker:
         if isinstance(value, list):
             return [self._broken(inner) for inner in value]
         return value
+
+
+class _Marks:
+    """Where the marks of a conversation stand in its render.
+
+    Attributes:
+        generation: the template has `{% generation %}`.
+        blocks: where those begin and stop.
+        starts, stops: for each message, those of its texts.
+    """
+
+    def __init__(self, given: Conversation, generation: bool) -> None:
+        self.given, self.generation = given, generation
+        self.blocks: list[list[int]] = []
+        self.starts: list[list[int]] = [[] for _ in given.messages]
+        self.stops: list[list[int]] = [[] for _ in given.messages]
 
 
 def _bare(text: str) -> str:

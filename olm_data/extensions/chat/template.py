@@ -15,17 +15,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from olm_data.bounded_json import MalformedJson, decode_configuration
 from olm_data.chat_template import MAX_TEMPLATE, TemplateProcess
 from olm_data.errors import InputError, UsageError, printable, said_by, suggest
 from olm_data.extensions.chat.conversations import Conversation, Refused
 from olm_data.regular_files import read_regular
 from olm_data.storage.hub import hub_file
-from olm_data.tokenizer.tokenizer import HUB_ALIASES
+from olm_data.tokenizer.tokenizer import CONFIG, HUB_ALIASES, named_tokens, read_config
 
 TOKENIZER = "tokenizer"
 BUILT_IN = ("chatml", "tulu")
-CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
+FILE = "chat_template.jinja"
 
 
 def find_template(name: str, tokenizer: str) -> tuple[str, dict[str, str]]:
@@ -40,17 +39,8 @@ def find_template(name: str, tokenizer: str) -> tuple[str, dict[str, str]]:
         InputError: a file is damaged.
     """
     beside = _beside(tokenizer)
-    try:
-        config = decode_configuration(beside(CONFIG) or b"{}")
-    except MalformedJson as error:
-        raise InputError(
-            f"{CONFIG} is not a JSON object", where=tokenizer, why=str(error)
-        ) from error
-    special = {}
-    for key, value in config.items():
-        token = value.get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(token, str):
-            special[key] = token
+    config = read_config(beside(CONFIG), tokenizer)
+    special = named_tokens(config)
     if name in BUILT_IN:
         return (files(__package__) / "templates" / f"{name}.jinja").read_text(), special
     if name != TOKENIZER:

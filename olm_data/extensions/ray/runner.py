@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import os
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from olm_data.errors import ResourceError, StorageError, said_by
+from olm_data.errors import StorageError, said_by
 from olm_data.extras import needs
 from olm_data.runners.base import (
-    RETRIES,
     Count,
     Done,
     Job,
@@ -32,6 +31,7 @@ from olm_data.runners.base import (
     Runner,
     StoredJob,
     Watch,
+    after_death,
     attempt,
     result_of,
     whole,
@@ -113,7 +113,7 @@ class RayRunner(Runner):
         one = ray.remote(num_cpus=1, max_retries=0)(_one)
         held = ray.put((job, os.environ.get(VARIABLE, "")))
         given: dict[Any, int] = {}
-        deaths: dict[int, int] = {}
+        deaths = Counter[int]()
         counts = np.zeros((total, len(Count)), np.int64)
         try:
             while todo or given:
@@ -131,8 +131,17 @@ class RayRunner(Runner):
                         ray.exceptions.OutOfMemoryError,
                         ray.exceptions.ObjectLostError,
                     ) as error:
-                        deaths[task] = deaths.get(task, 0) + 1
-                        self._after_death(job.describe(task), deaths[task], error, note)
+                        deaths[task] += 1
+                        after_death(
+                            "a Ray worker",
+                            type(error).__name__,
+                            job.describe(task),
+                            deaths[task],
+                            note,
+                            why=said_by(error),
+                            fix="run again on nodes with more memory a CPU, or with fewer "
+                            "--workers; finished shards are kept",
+                        )
                         todo.appendleft(task)
                         continue
                     counts[task] = row
@@ -144,19 +153,6 @@ class RayRunner(Runner):
             for reference in given:
                 ray.cancel(reference, force=True)
             raise
-
-    def _after_death(self, where: str, deaths: int, error: Exception, note: Note) -> None:
-        how = type(error).__name__
-        if deaths <= RETRIES:
-            note(f"a Ray worker died ({how}) on {where}; trying again ({deaths}/{RETRIES})")
-            return
-        raise ResourceError(
-            f"a Ray worker died {deaths} times on the same input ({how})",
-            where=where,
-            why=said_by(error),
-            fix="run again on nodes with more memory a CPU, or with fewer --workers; "
-            "finished shards are kept",
-        )
 
 
 def _hear(output: Store, given: set[int], counts: np.ndarray) -> None:

@@ -5,7 +5,7 @@
     parent <--(which elements are left)-- squeue
 
 The parent only watches: a task is done when its commit record is in storage. What a finished array
-left undone (a node's disk, a time limit, a killed job) is submitted again, until `retries` + 1
+left undone (a node's disk, a time limit, a killed job) is submitted again, until `RETRIES` + 1
 arrays in a row finish no task. An interrupted parent cancels its array; one that was killed leaves
 it at work, and the same command, run again, finds it by its name and follows it. Elements that are
 pre-empted or lose their node are queued again by Slurm and skip what is done.
@@ -35,7 +35,7 @@ from olm_data.errors import (
     ValidationError,
 )
 from olm_data.regular_files import MAX_SMALL, open_regular
-from olm_data.runners.base import Count, Done, Job, Note, Runner, StoredJob, Watch
+from olm_data.runners.base import RETRIES, Count, Done, Job, Note, Runner, StoredJob, Watch
 from olm_data.runners.heartbeat import RUN, Beat, read_beats
 from olm_data.storage.store import Store
 from olm_data.threads import in_order
@@ -60,7 +60,6 @@ class SlurmRunner(Runner):
         workers: elements that run at a time, or None for 64 at most.
         options: options for sbatch, `partition=cpu` or `exclusive`.
         logs: folder for the output of the elements; every node must see it.
-        retries: how many arrays in a row may finish no task before this is an error.
 
     Raises:
         UsageError: an option is none.
@@ -72,10 +71,9 @@ class SlurmRunner(Runner):
         *,
         options: Sequence[str] = (),
         logs: Path = Path("olm-slurm-logs"),
-        retries: int = 2,
     ) -> None:
         self.workers = workers or DEFAULT_WORKERS
-        self.options, self.retries = sbatch_options(options), retries
+        self.options = sbatch_options(options)
         self.logs = logs.absolute()
 
     def planned(self, tasks: int) -> str:
@@ -116,7 +114,7 @@ class SlurmRunner(Runner):
                 raise
             fruitless = fruitless + 1 if len(follow.left) == before else 0
             if follow.left:
-                if fruitless > self.retries:
+                if fruitless > RETRIES:
                     raise self._given_up(job, array, follow, fruitless)
                 note(f"Slurm job {array} left {len(follow.left):,} tasks undone; trying them again")
             array = None

@@ -163,11 +163,6 @@ class DocumentStream:
         """See the class."""
         return self._read + self._encoded
 
-    @property
-    def units(self) -> int:
-        """Units this reader reads in the epoch."""
-        return len(self._units)
-
     def __iter__(self) -> Iterator[TextDocument]:
         taken = self._start.taken
         for block in self._blocks():

@@ -74,14 +74,15 @@ def train_tokenizer(
         done = verb.train_tokenizer(
             source, output, vocab_size=vocab_size, special=names, report=report, **how
         )
-    dropped = sum(done.dropped.values())
+    text = done.text
+    dropped = counted(text.dropped.total(), "record")
     click.echo(
         f"{done.path}: {counted(done.tokenizer.vocab_size, 'entry')} from "
-        f"{counted(done.documents, 'document')}, "
-        f"{done.text_bytes / 1e6:,.1f} MB of text ({counted(dropped, 'record')} dropped)"
+        f"{counted(text.documents, 'document')}, "
+        f"{text.text_bytes / 1e6:,.1f} MB of text ({dropped} dropped)"
     )
-    for reason, count in done.dropped.items():
-        place = printable(done.first[reason])
+    for reason, count in sorted(text.dropped.items()):
+        place = printable(text.first[reason])
         warn(f"{counted(count, 'record')} {reason} ({DROP_REASONS[reason]}), the first: {place}")
     if done.tokenizer.vocab_size < vocab_size:
         warn(f"the text gave no more entries than that ({vocab_size:,} asked)")

@@ -32,24 +32,29 @@ SPLIT = (
 PIECE = 1 << 20  # characters given to the trainer at once; cuts at line breaks where there are any
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainedTokenizer:
-    """What was made.
+@dataclass
+class TextCounts:
+    """What was read.
 
     Attributes:
-        path: the file.
-        tokenizer: the tokenizer in it.
-        documents, text_bytes: what it was trained on.
-        dropped: records that were not read, by reason (`DROP_REASONS`).
+        documents, text_bytes: that became text.
+        dropped: records that did not, by reason (`DROP_REASONS`).
         first: the first one of each reason: path of its input, and its place there.
     """
 
+    documents: int = 0
+    text_bytes: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedTokenizer:
+    """What was made: a file, the tokenizer in it, and what it was trained on."""
+
     path: Path
     tokenizer: TokenizerSpec
-    documents: int
-    text_bytes: int
-    dropped: dict[str, int]
-    first: dict[str, str]
+    text: TextCounts
 
 
 def train_tokenizer(
@@ -102,13 +107,13 @@ def train_tokenizer(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    counts = _Counts()
+    counts = TextCounts()
     tokenizer.train_from_iterator(_pieces(source, counts, report), trainer)
     if not counts.documents:
         raise InputError(
             "the input holds no text to learn from",
             where=source.name,
-            why=f"{sum(counts.dropped.values())} records were dropped",
+            why=f"{counts.dropped.total()} records were dropped",
         )
     data = tokenizer.to_str(pretty=True).encode()
     path = Path(output)
@@ -124,10 +129,7 @@ def train_tokenizer(
     return TrainedTokenizer(
         path=path,
         tokenizer=spec_from_bytes(data, name=path.stem, eos=special[0]),
-        documents=counts.documents,
-        text_bytes=counts.text_bytes,
-        dropped=dict(sorted(counts.dropped.items())),
-        first=counts.first,
+        text=counts,
     )
 
 
@@ -136,16 +138,8 @@ def _holds(path: Path, data: bytes) -> bool:
         return file.read(len(data) + 1) == data
 
 
-@dataclass
-class _Counts:
-    documents: int = 0
-    text_bytes: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)
-
-
 def _pieces(
-    source: SourcePlan, counts: _Counts, report: Callable[[int, int], None]
+    source: SourcePlan, counts: TextCounts, report: Callable[[int, int], None]
 ) -> Iterator[str | list[str]]:
     """Yield the text of a source in pieces of bounded size, counting what goes by."""
     units = [

@@ -187,7 +187,7 @@ class Engine:
                 f"{self._context:,} at most, the new ones among them",
                 fix="give a shorter prompt",
             )
-        with library_errors("decode the end of the prompt"):
+        with library_errors("the tokenizer fails to decode the end of the prompt"):
             writing = Generation(request, self._tokenizer)
         self._waiting.append(writing)
         return writing

@@ -99,7 +99,7 @@ class LoadedModel:
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Return the text of ids, with special tokens."""
-        with library_errors("decode", self.found.folder):
+        with library_errors("the tokenizer fails to decode", self.found.folder):
             text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
@@ -168,7 +168,7 @@ class PromptIds:
             raise UsageError(
                 "the prompt is not valid UTF-8", fix="in the C locale, set LANG=C.UTF-8"
             )
-        with library_errors("encode this prompt", self.where):
+        with library_errors("the tokenizer fails to encode this prompt", self.where):
             ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 

@@ -1,27 +1,47 @@
-"""Which files arguments stand for, and what among them is not read."""
+"""Which files arguments stand for, what among them is not read, and what goes together."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import socket
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import s3fs
 import zstandard
+from click.testing import CliRunner
 from support.inputs import jsonl
 from support.project import Project
-from support.reading import read_source, resolve_source
+from support.reading import read_plan, read_source, resolve_source
 from support.s3 import client
-from support.tokenizing import write_jsonl
+from support.tokenizing import texts, write_jsonl
 
-from olm_data.dataset.inputs import ReadOptions
-from olm_data.errors import InputError, UsageError
+from olm_data.cli import cli
+from olm_data.dataset.inputs import ReadOptions, Unit
+from olm_data.dataset.tools import PASSED_REASONS, Tools
+from olm_data.errors import InputError, OlmError, StorageError, UsageError
+from olm_data.extensions.stats.count import collect
+from olm_data.sources import current_revision
+from olm_data.sources.formats import (
+    CODECS,
+    FORMATS,
+    as_array,
+    codec_of,
+    describe,
+    format_of,
+    is_json,
+    whole_file,
+)
 from olm_data.sources.listing import list_files
 from olm_data.storage.store import Store
 from olm_data.tokenization.request import identical_inputs
+from olm_data.tokenizer.tokenizer import load_tokenizer
 
 
 def passed(*arguments: Any) -> dict[str, set[str]]:
@@ -228,3 +248,224 @@ def upload_in_parts(s3: dict[str, str], key: str, data: bytes) -> None:
         part = {"PartNumber": number, "UploadId": upload, "Body": data[start : start + (5 << 20)]}
         parts.append({"PartNumber": number, "ETag": own.upload_part(**place, **part)["ETag"]})
     own.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts})
+
+
+def test_a_changed_file_has_another_revision(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", "1")
+    (file,) = resolve_source([str(path)]).inputs
+    assert current_revision(file) == file.revision
+    jsonl(path, "12")
+    assert current_revision(file) != file.revision
+    path.unlink()
+    assert current_revision(file) == ""
+
+
+def test_plans_survive_json(tmp_path: Path) -> None:
+    plan = resolve_source([str(jsonl(tmp_path / "a.jsonl", "1"))])
+    (file,) = plan.inputs
+    unit = Unit(input=0, start=1, stop=2, bytes=3)
+    for value in (file, plan.options, unit):
+        assert msgspec.json.decode(msgspec.json.encode(value), type=type(value)) == value
+    assert msgspec.convert(msgspec.to_builtins(plan.options), ReadOptions) == plan.options
+    assert msgspec.json.encode(unit) == b"[0,1,2,3]"
+
+
+@pytest.mark.slow
+def test_a_store_that_does_not_answer_is_a_storage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "canary-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-secret")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    s3fs.S3FileSystem.clear_instance_cache()  # one made by another test knows another server
+    for name in ("a.jsonl", "*.jsonl"):
+        with pytest.raises(StorageError) as caught:
+            resolve_source([f"s3://bucket-of-nobody/{name}"])
+        assert "canary" not in str(caught.value)
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_name_tells_its_format_in_any_case_and_packed_where_it_can_be_streamed(
+    ending: str,
+) -> None:
+    kind = FORMATS[ending]
+    assert format_of(f"a{ending.upper()}") == kind
+    packed = kind if kind in ("jsonl", "csv", "txt", "html", "warc") else None
+    assert {format_of(f"a{ending}{codec}") for codec in CODECS} == {packed}
+
+
+def test_places_are_lines_in_packed_json_lines_and_elements_in_arrays() -> None:
+    plain, packed = describe("/a.json", 5, "r"), describe("/a.json.gz", 5, "r")
+    assert (plain.position, packed.position) == ("byte", "line")
+    assert is_json(plain.url)
+    assert is_json(packed.url)
+    assert not is_json("a.jsonl")
+    assert as_array(packed).position == "row"
+    assert as_array(packed).format == "json"
+
+
+def test_a_packed_file_is_planned_for_more_text_than_it_stores() -> None:
+    (plain,), (packed,) = (whole_file(3, describe(name, 100, "")) for name in ("a.txt", "a.txt.xz"))
+    assert (plain.input, plain.start, plain.stop, plain.bytes) == (3, 0, 1, 100)
+    assert packed.bytes > plain.bytes
+    assert whole_file(0, describe("a.txt", 0, ""))[0].bytes == 1
+
+
+@pytest.mark.parametrize("name", ["a", "a.gz", "a.parquet.gz", "a.exe", "jsonl"])
+def test_a_name_that_tells_no_format_is_refused_with_those_there_are(name: str) -> None:
+    with pytest.raises(InputError, match="tells no format") as caught:
+        describe(name, 0, "")
+    assert ".parquet" in str(caught.value.fix)
+
+
+def test_only_the_last_ending_names_the_codec() -> None:
+    assert codec_of("a.gz.txt") is None
+    assert codec_of("A.TXT.ZST") == "zstd"
+
+
+def test_the_result_the_manifest_and_stats_say_what_was_not_read(project: Project) -> None:
+    folder = project / "books"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", texts(20))
+    alone = project.make([folder], "alone")
+    for n in range(25):
+        (folder / f"{n:02d}.doc").touch()
+    (folder / "forged\n1 document\x1b[31m.bin").touch()
+    log = io.StringIO()
+    done = project.make([folder], log=log)
+    assert done.manifest.digest == alone.manifest.digest  # what is not read decides no byte
+    counted = done.manifest.tools.passed_over
+    assert (counted["format"].count, len(counted["format"].names)) == (26, 20)
+    assert "not read: 26 format" in log.getvalue()
+    assert "\x1b" not in log.getvalue()
+    stats = collect(str(project.out))
+    assert stats.passed_over["format"].count == 26
+
+
+def test_strict_inputs_refuses_what_would_not_be_read(project: Project) -> None:
+    folder = project / "books"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", texts(5))
+    words = ["tokenize", str(folder), "--tokenizer", str(project.tokenizer), "--workers", "1"]
+    words += ["--output", str(project.out), "--strict-inputs", "--dry-run"]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    (folder / "b.docx").touch()
+    refused = CliRunner().invoke(cli, words)
+    assert isinstance(refused.exception, InputError)
+    assert "1 file among the inputs would not be read" in str(refused.exception)
+    assert "books/b.docx" in str(refused.exception)
+    shown = CliRunner().invoke(cli, [word for word in words if word != "--strict-inputs"])
+    assert "1 format (the name tells no format that is read): books/b.docx" in shown.output
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": 3}', '{"x": {"count": 1}}', "[" * 9999]
+)
+def test_a_strangers_count_is_no_error(text: str) -> None:
+    assert Tools.of({"passed_over": text}).passed_over == {}
+
+
+def test_counts_of_unknown_reasons_are_left_out() -> None:
+    one = {"count": 1, "names": ["a"]}
+    counts = json.dumps({"format": one, "forged\x1b": one})
+    found = Tools.of({"passed_over": counts}).passed_over
+    assert list(found) == ["format"]
+    assert set(found) <= set(PASSED_REASONS)
+
+
+def test_files_on_s3_read_as_local_ones_do(tmp_path: Path, s3: dict[str, str]) -> None:
+    from support.s3 import client
+
+    own = client(s3)
+    local = []
+    for name in ("a.jsonl", "sub/b.jsonl"):
+        path = jsonl(tmp_path / name, *(f"{name} {k}" for k in range(100)))
+        own.put_object(Bucket=s3["bucket"], Key=f"text/{name}", Body=path.read_bytes())
+        local.append(path)
+    here = read_plan(resolve_source([str(tmp_path)]), 500)
+    plan = resolve_source([f"s3://{s3['bucket']}/text"])
+    there = read_plan(plan, 500)
+    assert (here.texts, here.places) == (there.texts, there.places)
+    assert there.units > 4
+    assert all(current_revision(file) == file.revision for file in plan.inputs)
+    own.put_object(Bucket=s3["bucket"], Key="text/a.jsonl", Body=b"other")
+    assert current_revision(plan.inputs[0]) != plan.inputs[0].revision
+    assert [f.path for f in resolve_source([f"s3://{s3['bucket']}/text/sub/*.jsonl"]).inputs] == [
+        "b.jsonl"
+    ]
+    with pytest.raises(InputError, match="no such file"):
+        resolve_source([f"s3://{s3['bucket']}/text/nothing.jsonl"])
+
+
+def numbered(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text(
+        "".join(json.dumps({"text": f"t{k}", **row}) + "\n" for k, row in enumerate(rows))
+    )
+    return path
+
+
+@pytest.mark.parametrize("name", ["id", "input", "position", "text_bytes", "content_hash"])
+def test_the_names_of_docs_parquet_are_refused_before_work(tmp_path: Path, name: str) -> None:
+    path = numbered(tmp_path / "a.jsonl", [{name: 1}])
+    with pytest.raises(UsageError, match="name of a column that each document has"):
+        resolve_source([str(path)], keep=[name])
+
+
+def refused(source: str | None = None, *inputs: str) -> OlmError:
+    with pytest.raises(OlmError) as caught:
+        resolve_source(list(inputs), source=source)
+    return caught.value
+
+
+@pytest.mark.parametrize("path", ["./local", "../local", "/data/local", "~/local"])
+def test_a_local_path_as_a_source_is_called_one(path: str) -> None:
+    error = refused(path)
+    assert isinstance(error, UsageError)
+    assert "this is a local path" in error.what
+    assert error.fix == f"name files and folders without --source: {path}"
+
+
+def test_a_file_that_is_here_as_a_source_is_called_one(here: Path) -> None:
+    Path("books.jsonl").write_text("{}")
+    assert "this is a local path" in refused("books.jsonl").what
+    assert "there is no source named" in refused("other.jsonl").what
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a/b/c", "a b", ":main", "a//b", "./x", "//~/x", "//datasets/o/n/a.txt"]
+)
+def test_what_cannot_name_a_dataset_is_not_looked_for_on_the_hub(name: str) -> None:
+    error = refused(f"hf:{name}")
+    assert isinstance(error, UsageError)
+    assert "not the name of a dataset" in error.what
+    assert "without --source" in (error.fix or "")
+
+
+def test_files_of_the_hub_are_inputs_and_its_datasets_are_sources() -> None:
+    assert refused(None, "hf:org/name").fix == "--source hf:org/name"
+
+
+def test_a_tokenizer_that_is_not_there_is_not_a_failure_of_the_network() -> None:
+    with pytest.raises(UsageError, match="neither a local path nor a hub repository"):
+        load_tokenizer("./nowhere")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"inputs": ["a.jsonl"], "source": "pylib"},
+        {"inputs": ["a.jsonl"], "subset": "x"},
+        {"inputs": ["a.jsonl"], "root": "/x"},
+        {"source": "pylib", "root": "/x"},
+        {"source": "pylib", "split": "train"},
+        {"source": "pylib", "subset": "nothing"},
+        {"source": "hf:a/b", "subset": "x"},
+        {"source": "finewebedu"},
+        {"source": "fineweb-edu", "subset": "sample-10bt"},
+    ],
+    ids=str,
+)
+def test_arguments_that_do_not_go_together_are_usage_errors(arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        resolve_source(**arguments)

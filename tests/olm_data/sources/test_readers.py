@@ -1,4 +1,4 @@
-"""All formats alike: what a condition takes, and one dataset whatever the workers."""
+"""All formats alike: what a condition takes, one dataset whatever the workers; standard input."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import csv
 import io
 import json
 import lzma
+import sys
+import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.inputs import lines, write_rows
@@ -20,8 +25,13 @@ from support.project import Project
 from support.reading import read_source, resolve_source
 from support.tokenizing import digests, texts
 
-from olm_data.errors import InputError, UsageError
+from olm_data.cli import cli
+from olm_data.dataset.manifest import read_manifest
+from olm_data.errors import ConflictError, InputError, UsageError
 from olm_data.sources import plan_units, read_units
+from olm_data.sources.standard_input import spooled
+from olm_data.storage import disk
+from olm_data.storage.store import Store
 
 
 def test_arrays_and_tables_make_the_same_dataset_whatever_the_workers_and_verify_deeply(
@@ -169,3 +179,145 @@ def test_text_files_have_no_columns_to_choose_by(tmp_path: Path) -> None:
     for inputs in ([tmp_path / "a.txt"], [path, tmp_path / "a.txt"]):
         with pytest.raises(UsageError, match="text files"):
             resolve_source([str(item) for item in inputs], where="score == 1")
+
+
+def test_batches_are_bounded_by_bytes_in_a_row_group_of_unequal_texts(tmp_path: Path) -> None:
+    texts = ["x" * n for n in (5, 6_000_000, 5, 3_000_000, 3_000_000, 5)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    read = read_source(tmp_path / "a.parquet")
+    assert list(map(len, read.texts)) == list(map(len, texts))
+    assert [p for _, p in read.places] == list(range(6))
+
+
+def test_row_groups_without_a_match_are_passed_over_unread(tmp_path: Path) -> None:
+    path = write_rows(
+        tmp_path, ".parquet", [row | {"score": float(k)} for k, row in enumerate(ROWS)]
+    )
+    footer = pq.ParquetFile(path).metadata
+    with open(path, "r+b") as file:  # no page of the first five groups can be read any more
+        file.seek(4)
+        file.write(b"\xff" * (footer.row_group(5).column(0).dictionary_page_offset - 4))
+    read = read_source(path, where="score >= 40", target_bytes=1)
+    assert [position for _, position in read.places] == list(range(40, 60))
+    assert read.skipped == {"filtered": 40}
+
+
+def test_the_text_is_not_read_where_the_condition_leaves_nothing(tmp_path: Path) -> None:
+    path = write_rows(
+        tmp_path, ".parquet", [row | {"score": float(k % 5)} for k, row in enumerate(ROWS)]
+    )
+    footer = pq.ParquetFile(path).metadata
+    names = [footer.schema.column(c).path for c in range(footer.num_columns)]
+    with open(path, "r+b") as file:
+        for group in range(footer.num_row_groups):
+            column = footer.row_group(group).column(names.index("text"))
+            file.seek(column.dictionary_page_offset)
+            file.write(b"\xff" * column.total_compressed_size)
+    assert read_source(path, where="score == 2.5").skipped == {"filtered": 60}
+    with pytest.raises(InputError):
+        read_source(path, where="score == 2")
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folders of unfinished work lie in a place of the test's own, so that what stays is seen."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    own = SimpleNamespace(
+        mkdtemp=partial(tempfile.mkdtemp, dir=folder), gettempdir=lambda: str(folder)
+    )
+    monkeypatch.setattr(disk, "tempfile", own)
+    return folder
+
+
+def tokenize(data: bytes, tokenizer: Path, output: Path, *more: str) -> Result:
+    words = ["tokenize", "-", "--tokenizer", str(tokenizer), "--output", str(output)]
+    return CliRunner().invoke(cli, [*words, "--workers", "1", "--encoder", "hf", *more], input=data)
+
+
+def test_standard_input_makes_the_documents_of_the_file_and_leaves_nothing_behind(
+    temporary: Path, project: Project
+) -> None:
+    path = project.write("a.jsonl", texts(30))
+    of_file = project.make([path], "file")
+    done = tokenize(path.read_bytes(), project.tokenizer, project.out)
+    assert done.exit_code == 0, done.output
+    manifest = read_manifest(Store(project.out))
+    assert [shard.sha256["tokens"] for shard in manifest.shards] == [
+        shard.sha256["tokens"] for shard in of_file.manifest.shards
+    ]
+    assert list(temporary.iterdir()) == []
+    again = tokenize(path.read_bytes(), project.tokenizer, project.out)
+    assert "already complete" in again.output
+    other = tokenize(b'{"text": "another"}\n', project.tokenizer, project.out)
+    assert isinstance(other.exception, ConflictError)
+
+
+@pytest.mark.usefixtures("temporary")
+def test_an_interrupted_run_goes_on_with_the_same_text(
+    monkeypatch: pytest.MonkeyPatch, project: Project
+) -> None:
+    import olm_data.tokenization.tokenize as run
+
+    data = project.write("a.jsonl", texts(30)).read_bytes()
+    assert tokenize(data, project.tokenizer, project / "whole").exit_code == 0
+
+    def killed(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "publish", killed)
+        assert tokenize(data, project.tokenizer, project.out).exit_code != 0
+    done = tokenize(data, project.tokenizer, project.out)
+    assert done.exit_code == 0, done.output
+    assert "1 shard kept" in done.output or "finished before" in done.output
+    whole, out = digests(project / "whole"), digests(project.out)
+    for name in whole:
+        assert name == "job.json" or whole[name] == out[name], name
+
+
+@pytest.mark.usefixtures("temporary")
+@pytest.mark.parametrize(
+    ("form", "data"),
+    [("txt", b"a text"), ("csv", b"id,text\n1,a text\n"), ("json", b'[{"text": "a text"}]')],
+)
+def test_standard_input_has_any_format(form: str, data: bytes, project: Project) -> None:
+    done = tokenize(data, project.tokenizer, project.out, "--format", form)
+    assert done.exit_code == 0, done.output
+    assert read_manifest(Store(project.out)).totals.documents == 1
+
+
+@pytest.mark.usefixtures("temporary")
+def test_standard_input_is_added_to_a_dataset(project: Project) -> None:
+    path = project.write("a.jsonl", texts(5))
+    project.make([path])
+    for n in range(2):
+        words = ["add", str(project.out), "-", "--workers", "1", "--encoder", "hf"]
+        line = json.dumps({"id": str(n), "text": f"text {n}"}).encode() + b"\n"
+        done = CliRunner().invoke(cli, words, input=line)
+        assert done.exit_code == 0, (done.output, done.exception)
+    assert read_manifest(Store(project.out)).totals.documents == 7
+
+
+@pytest.mark.usefixtures("temporary")
+@pytest.mark.parametrize(
+    ("inputs", "form", "runner", "data", "kind"),
+    [
+        (("-",), None, "slurm", b"x", UsageError),
+        (("-", "a.jsonl"), None, "local", b"x", UsageError),
+        (("-",), "docx", "local", b"x", UsageError),
+        (("a.jsonl",), "txt", "local", b"x", UsageError),
+        (("-",), "txt", "local", b"", InputError),
+    ],
+)
+def test_what_cannot_be_standard_input_is_refused(
+    inputs: tuple[str, ...],
+    form: str | None,
+    runner: str,
+    data: bytes,
+    kind: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    with pytest.raises(kind), spooled(inputs, form, runner, print):
+        pass

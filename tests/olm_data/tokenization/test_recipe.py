@@ -1,8 +1,10 @@
-"""A recipe: a file, flags and arguments in Python are one thing with one set of names."""
+"""A recipe: names of its fields, what it names found, which records it takes."""
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,18 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from support.tokenizing import digests, make_dataset, texts, write_jsonl
+from support.project import Project
+from support.reading import resolve_source
+from support.tokenizing import digests, make_dataset, make_request, texts, write_jsonl
 
 import olm_data
 from olm_data.cli import cli
 from olm_data.commands.add import add
-from olm_data.errors import UsageError
+from olm_data.errors import InputError, UsageError
+from olm_data.sources import plan_units, read_units
+from olm_data.tokenization import request
 from olm_data.tokenization.recipe import Recipe, parse_budget, read_recipe
+from olm_data.tokenization.select_documents import select_documents
 
 SELECTED: dict[str, Any] = {"holdout": "1/8", "shard_tokens": 500, "sample": "50%", "seed": 3}
 
@@ -124,3 +131,92 @@ def test_the_budget_is_a_share_or_a_count(text: str, bad: int, records: int, all
 def test_an_odd_budget_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_budget(text)
+
+
+def test_inputs_of_the_plan_do_not_depend_on_where_they_lie(project: Project) -> None:
+    plans = []
+    for folder in ("x", "y"):
+        (project / folder).mkdir()
+        files = [write_jsonl(project / folder / f"{k}.jsonl", texts(9)) for k in range(2)]
+        plans.append(make_request(files, project.tokenizer).plan.digest)
+    assert plans[0] == plans[1]
+
+
+def test_a_file_name_that_is_no_unicode_is_refused(project: Project) -> None:
+    source = project.write("a.jsonl", texts(3))
+    odd = source.rename(project / os.fsdecode(b"\xff.jsonl"))
+    with pytest.raises(InputError, match="UTF-8") as caught:
+        project.make([odd])
+    assert str(caught.value).isascii()
+
+
+def test_a_long_input_that_cannot_be_cut_is_named_beforehand(
+    monkeypatch: pytest.MonkeyPatch, project: Project
+) -> None:
+    plain = project.write("plain.jsonl", texts(300))
+    packed = project / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert make_request([packed, plain], project.tokenizer).notes == ()
+    monkeypatch.setattr(request, "LONG_TASK", 1000)
+    (note,) = make_request([packed, plain], project.tokenizer).notes
+    assert "packed.jsonl.gz: about" in note
+    assert "(1 such input)" in note
+
+
+def test_what_is_complete_is_said_to_be_without_proving_an_encoder(
+    monkeypatch: pytest.MonkeyPatch, project: Project
+) -> None:
+    file = project.write("a.jsonl", texts(30))
+    project.make([file])
+    monkeypatch.delattr(request, "find_encoder")
+    assert project.make([file]).already_complete
+
+
+@pytest.mark.parametrize("separator", [None, "blank-lines"])
+def test_text_files_end_at_a_limit_too(separator: str | None, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(f"{name} {k}" for k in range(4)))
+    source = resolve_source([str(tmp_path)], separator=separator)
+    documents = {None: 2, "blank-lines": 8}[separator]
+    for limit in range(1, documents + 2):
+        chosen = select_documents(source, limit=limit)
+        units = [
+            unit
+            for index, input in enumerate(chosen.inputs)
+            for unit in plan_units(index, input, chosen.options, 1 << 20)
+        ]
+        read = list(read_units(chosen.inputs, units, chosen.options))
+        assert sum(batch.documents for batch in read) == min(limit, documents)
+        assert sum(batch.rows_in for batch in read) == min(limit, documents)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"sample": Fraction(0)}, UsageError, "more than nothing"),
+        ({"exclude_ids": "{}/0.jsonl"}, UsageError, "in text files"),
+        ({"exclude_ids": "{}/gone.txt"}, InputError, "no such file"),
+        ({"exclude_ids": "{}/empty.txt"}, InputError, "holds no id"),
+        ({"exclude_ids": "{}/odd.txt"}, InputError, "not valid UTF-8"),
+    ],
+)
+def test_a_selection_that_cannot_be_made_is_refused(
+    options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path / "0.jsonl", texts(3))
+    (tmp_path / "empty.txt").write_text(" \n\n")
+    (tmp_path / "odd.txt").write_bytes(b"good\nalso\n\xff\n")
+    options = {n: v.format(tmp_path) if isinstance(v, str) else v for n, v in options.items()}
+    with pytest.raises(error, match=message) as caught:
+        select_documents(resolve_source([str(tmp_path / "0.jsonl")]), **options)
+    if "odd" in str(options):
+        assert "odd.txt, line 3" in str(caught.value)
+
+
+def test_records_without_ids_cannot_be_left_out_by_id(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    (tmp_path / "ids.txt").write_text("one")
+    source = resolve_source([str(tmp_path / "a.jsonl")])
+    with pytest.raises(InputError, match="no ids to leave out by") as caught:
+        select_documents(source, exclude_ids=str(tmp_path / "ids.txt"))
+    assert "--id-column" in str(caught.value.fix)

@@ -1,4 +1,4 @@
-"""The Slurm runner, on a real cluster: the bytes of a local run, and nothing left behind."""
+"""The Slurm runner, on a real cluster, and Slurm's commands as functions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from olm_data.dataset.plan import parse_tasks
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError
 from olm_data.extensions.slurm import runner
 from olm_data.extensions.slurm.runner import SlurmRunner, array_elements, array_name, batch_script
+from olm_data.runners.base import Count
 from olm_data.storage.store import Store
 
 pytestmark = pytest.mark.xdist_group("slurm")
+
 
 HELD = ("--runner", "slurm", "--slurm", "hold")
 
@@ -81,7 +83,8 @@ def test_more_tasks_than_an_array_may_have_give_the_bytes_of_a_local_run(
     assert f"in {MAX_ARRAY_SIZE} elements" in log.getvalue()
     assert made.manifest.digest == whole.manifest.digest
     assert digests(project.out) == digests(project / "whole")
-    assert (made.documents_now, made.tokens_now) == (whole.documents_now, whole.tokens_now)
+    for count in (Count.DOCUMENTS, Count.TOKENS):
+        assert made.now(count) == whole.now(count)
     assert len(list((project / "logs").iterdir())) == MAX_ARRAY_SIZE
 
 
@@ -140,7 +143,8 @@ def test_jobs_that_end_without_a_task_done_are_an_error_with_their_log(
     broken.chmod(0o755)
     log = io.StringIO()
     monkeypatch.setattr(sys, "executable", str(broken))
-    runner = SlurmRunner(1, logs=project / "logs", retries=1)
+    monkeypatch.setattr("olm_data.extensions.slurm.runner.RETRIES", 1)
+    runner = SlurmRunner(1, logs=project / "logs")
     with pytest.raises(ResourceError, match="ended the job of task 0 2 times") as caught:
         project.make([source], runner=runner, shard_tokens=4000, log=log)
     assert log.getvalue().count("trying them again") == 1
@@ -197,3 +201,52 @@ def test_the_script_of_a_hundred_thousand_tasks_is_as_long_as_that_of_one(tmp_pa
     spelled = ",".join(str(task) for task in range(0, 200_000, 2)).encode()
     Store(tmp_path / "run").put("tasks-0", spelled)
     assert len(parse_tasks(spelled.decode())) == 100_000
+
+
+@pytest.mark.parametrize("word", ["array=1-5", "output=x", "requeue", "=x", "time=", "-t=1", "A=1"])
+def test_options_that_are_none_or_not_the_users_are_refused(word: str) -> None:
+    with pytest.raises(UsageError, match="--slurm"):
+        runner.sbatch_options([word])
+    assert runner.sbatch_options(["time=1:00", "exclusive"]) == ["--time=1:00", "--exclusive"]
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder on the path: its scripts are the commands."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def script(folder: Path, name: str, body: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+def test_the_elements_of_an_array_run_or_wait_for_a_reason(commands: Path) -> None:
+    script(
+        commands,
+        "squeue",
+        "echo '0|RUNNING|None'; echo '3|COMPLETING|None'; echo '7|PENDING|Resources'",
+    )
+    found = runner.state("1")
+    assert found == runner.ArrayState(frozenset({0, 3}), {7: "Resources"})
+    assert not found.ended
+
+
+def test_a_job_that_slurm_forgot_has_ended_and_silence_is_no_answer(commands: Path) -> None:
+    script(commands, "squeue", "echo 'Invalid job id specified' >&2; exit 1")
+    found = runner.state("1")
+    assert found.ended
+    script(commands, "squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    assert runner.state("1") is None
+    with pytest.raises(ResourceError, match="does not answer") as caught:
+        runner.live_jobs("olm-")
+    assert "Unable to contact" in str(caught.value.why)
+
+
+def test_the_id_of_a_job_is_told_without_its_cluster(commands: Path) -> None:
+    script(commands, "sbatch", "echo '42;cluster'")
+    assert runner.submit("#!/bin/sh", []) == "42"
+    script(commands, "scontrol", "echo 'MaxArraySize            = 1001'")
+    assert runner.largest_array() == 1001

@@ -39,7 +39,15 @@ from olm_data.rows.reader import DatasetRows
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 from olm_data.verbs import tokenize
 
+
+@pytest.fixture(scope="session")
+def spec(tiny_tokenizer: Path) -> TokenizerSpec:
+    return load_tokenizer(tiny_tokenizer)
+
+
 SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=12)
+
+
 SEEDS = st.none() | st.integers(0, 3)
 
 
