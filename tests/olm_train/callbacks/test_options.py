@@ -24,13 +24,13 @@ ELSEWHERE = {
     "ConfigSaverCallback": "olm_train/extensions/monitors/test_metric_saver.py",
     "DownstreamEvaluatorCallback": "olm_train/extensions/downstream/test_tasks.py",
     "EMACallback": "olm_train/extensions/averaging/test_model_merge.py",
-    "EnvironmentCallback.snapshot": "faults/test_62_other_environment.py",
+    "EnvironmentCallback.snapshot": "faults/test_60_62_65_66_resumes.py",
     "ModelMergeCallback": "olm_train/extensions/averaging/test_model_merge.py",
-    "ReplicaCheckerCallback.interval": "faults/test_59_other_replica.py",
-    "ReplayCheckerCallback.steps": "faults/test_60_replay.py",
-    "ReplayCheckerCallback.tolerance": "faults/test_60_replay.py",
-    "ReplayCheckerCallback.strict": "faults/test_60_replay.py",
-    "SpeedMonitorCallback.data_wait_alarm": "faults/test_51_slow_storage.py",
+    "ReplicaCheckerCallback.interval": "faults/test_45_46_59_61_ranks.py",
+    "ReplayCheckerCallback.steps": "faults/test_60_62_65_66_resumes.py",
+    "ReplayCheckerCallback.tolerance": "faults/test_60_62_65_66_resumes.py",
+    "ReplayCheckerCallback.strict": "faults/test_60_62_65_66_resumes.py",
+    "SpeedMonitorCallback.data_wait_alarm": "faults/test_50_51_remote_data.py",
     "TrackerCallback.name": "olm_train/extensions/tracking/test_command.py",
     "TrackerCallback.project": "olm_train/extensions/tracking/test_command.py",
     "WandBCallback.entity": "olm_train/extensions/tracking/test_command.py",
@@ -39,7 +39,7 @@ ELSEWHERE = {
     "WandBCallback.notes": "olm_train/extensions/tracking/test_command.py",
     "WandBCallback.cancel_tags": "olm_train/extensions/tracking/test_wandb.py",
     "WandBCallback.cancel_check_interval": "olm_train/extensions/tracking/test_wandb.py",
-    "WatchdogCallback.timeout": "support/hung_rank.py",  # of faults/test_61_hung_rank.py
+    "WatchdogCallback.timeout": "support/hung_rank.py",  # of faults/test_45_46_59_61_ranks.py
 }
 """Options whose test is not in the file of their class: a process, a fault, or several classes."""
 NEEDED: dict[str, dict[str, Any]] = {
