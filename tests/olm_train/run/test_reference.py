@@ -1,6 +1,6 @@
 """The reference page has a table for each section of the configuration, a text for each field.
 
-That its lines are those of the dataclasses: tests/docs/test_fields.py.
+That its lines are those of the dataclasses: tests/docs/test_generated_pages.py.
 """
 
 from __future__ import annotations
