@@ -5,10 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from support.command import WITH_TESTS, environment, olm_data, program
+from support.command import olm_data, program
 from support.reading import read_source
 from support.tokenizing import make_dataset, texts, write_jsonl
 
@@ -66,13 +63,8 @@ for batch in read_units(plan.inputs, units, plan.options):
     tokens += len(encoder.encode(batch.data, batch.offsets).ids)
 print(size, tokens, (peak() - before) * 1024)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment(WITH_TESTS),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = program("-c", script)
+    assert done.returncode == 0, done.stderr
     size, tokens, grown = map(int, done.stdout.split())
     assert size >= THIRTY - len(WORDS.encode())
     assert tokens > size // 8
@@ -107,22 +99,14 @@ print(made.manifest.totals.documents, made.manifest.totals.text_bytes, made.mani
 
 @pytest.mark.slow
 def test_19_a_line_of_sixty_megabytes_is_one_document_under_a_memory_limit(
-    tiny_tokenizer: Path, tmp_path: Path, repository: Path
+    tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     text = WORDS * (SIXTY // len(WORDS.encode()))
     size = len(text.encode())
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}, ensure_ascii=False))
     room = FIXED + PER_BYTE * size
-    done = subprocess.run(
-        [
-            *(sys.executable, "-c", SCRIPT, str(tmp_path / "a.jsonl"), str(tiny_tokenizer)),
-            *(str(tmp_path), str(room)),
-        ],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": f"{repository}:{repository / 'tests'}"},
-        check=False,
-    )
+    words = (tmp_path / "a.jsonl", tiny_tokenizer, tmp_path, str(room))
+    done = program("-c", SCRIPT, *words)
     assert done.returncode == 0, done.stderr[-2000:]
     documents, text_bytes, tokens = map(int, done.stdout.split())
     assert (documents, text_bytes) == (1, size)

@@ -62,36 +62,33 @@ def test_20_a_megabyte_of_one_character_encodes_and_decodes_back(
     assert spec.decode(one.ids) == text
 
 
-def test_20_a_panic_of_the_library_is_a_document_that_cannot_be_encoded(
-    tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class PanicException(BaseException):
-        """What a Rust panic is in Python: no `Exception`."""
+class PanicException(BaseException):
+    """What a Rust panic is in Python: no `Exception`."""
 
-    class Panicking:
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (PanicException("index out of bounds"), Unencodable),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+    ids=["panic", "interrupt"],
+)
+def test_20_a_panic_is_a_document_that_cannot_be_encoded_and_an_interrupt_is_no_panic(
+    raised: BaseException,
+    expected: type[BaseException],
+    tiny_tokenizer: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Raising:
         pre_tokenizer = None
 
         def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> None:
-            raise PanicException("index out of bounds")
+            raise raised
 
     encoder = HfEncoder(load_tokenizer(tiny_tokenizer), "plain")
-    monkeypatch.setattr(encoder, "_tokenizer", Panicking())
-    with pytest.raises(Unencodable, match="index out of bounds"):
-        encoder.encode(*concatenate([b"text"]))
-
-
-def test_20_an_interrupt_is_not_taken_for_a_panic(
-    tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Interrupted:
-        pre_tokenizer = None
-
-        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> None:
-            raise KeyboardInterrupt
-
-    encoder = HfEncoder(load_tokenizer(tiny_tokenizer), "plain")
-    monkeypatch.setattr(encoder, "_tokenizer", Interrupted())
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(encoder, "_tokenizer", Raising())
+    with pytest.raises(expected, match=str(raised)):
         encoder.encode(*concatenate([b"text"]))
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import zstandard
 from click.testing import CliRunner
@@ -22,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from support.command import program
 from support.inline_runner import Around, Never
+from support.inputs import write_table
 from support.reading import read_source
 from support.store_proxy import Proxy, answer, cut_response, delay, reset, throttled
 from support.tokenizing import make_dataset, texts, write_jsonl
@@ -36,24 +36,16 @@ TEXTS = [f"document {k} with some text {k * k}" for k in range(12)]
 LINES = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in TEXTS)
 
 
-def parquet_bytes(path: Path) -> bytes:
-    pq.write_table(pa.table({"text": TEXTS}), path, row_group_size=5)
-    return path.read_bytes()
-
-
-def stream_bytes(path: Path) -> bytes:
-    table = pa.table({"text": TEXTS})
-    with pa.ipc.new_stream(path, table.schema) as writer:
-        writer.write_table(table, max_chunksize=5)
-    return path.read_bytes()
+def table_bytes(path: Path) -> bytes:
+    return write_table(path, pa.table({"text": TEXTS}), 5).read_bytes()
 
 
 WRITERS = {
     "a.jsonl.gz": lambda path: gzip.compress(LINES),
     "a.jsonl.zst": lambda path: zstandard.ZstdCompressor(write_checksum=True).compress(LINES),
     "a.txt.gz": lambda path: gzip.compress(LINES),
-    "a.parquet": parquet_bytes,
-    "a.arrow": stream_bytes,
+    "a.parquet": table_bytes,
+    "a.arrow": table_bytes,
 }
 
 
@@ -125,6 +117,7 @@ SCRIPT = """
 import json, random, sys
 from pathlib import Path
 from olm_data.errors import OlmError
+from support.inputs import write_table
 from support.reading import read_source
 
 path, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -153,23 +146,11 @@ def table() -> pa.Table:
     return pa.table({"text": words, "id": [str(k) for k in range(40)], "n": list(range(40))})
 
 
-def write_arrow(path: Path, kind: str) -> None:
-    new = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
-    with new(path, table().schema) as writer:
-        for batch in table().to_batches(max_chunksize=10):
-            writer.write_batch(batch)
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "stream.arrow"])
+@pytest.mark.parametrize("name", ["a.parquet", "file.feather", "stream.arrow"])
 def test_25_changed_bytes_are_an_error_or_whole_documents_and_never_a_crash(
     name: str, tmp_path: Path
 ) -> None:
-    if name == "a.parquet":
-        import pyarrow.parquet as pq
-
-        pq.write_table(table(), tmp_path / name, row_group_size=10)
-    else:
-        write_arrow(tmp_path / name, name.split(".")[0])
+    write_table(tmp_path / name, table(), 10)
     done = program("-c", SCRIPT, tmp_path / name, "1", "200")
     assert done.returncode == 0, (done.returncode, done.stderr[-1500:])
     seen = json.loads(done.stdout)
@@ -302,7 +283,7 @@ def write(kind: str, folder: Path, count: int = 300, start: int = 0) -> Path:
         (folder / "a.jsonl.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
     else:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet", row_group_size=100)
+        write_table(folder / "a.parquet", pa.Table.from_pylist(rows), 100)
     return folder / f"a.{kind}"
 
 

@@ -1,4 +1,4 @@
-"""FAULTS row 73: a store that echoes credentials gets none of them out; nor does a redirect."""
+"""FAULTS rows 43 and 73: no credential in any output, also where a store echoes it or redirects."""
 
 from __future__ import annotations
 
@@ -28,13 +28,105 @@ from support.hostile_s3 import (
     profile,
     redirect,
 )
+from support.store_proxy import Proxy, answer
+from support.tokenizing import texts, write_jsonl
 
-from olm_data.errors import StorageError
+from olm_data.errors import StorageError, UsageError, redacted
 from olm_data.storage import bucket as under_test
 from olm_data.storage.bucket import Backoff
 from olm_data.storage.store import Store
 
+CANARIES = {
+    "AWS_SECRET_ACCESS_KEY": "canary-wrong-secret-key",
+    "AWS_SESSION_TOKEN": "canary-session-token",
+    "HF_TOKEN": "hf_canarycanarycanary",
+    "WANDB_API_KEY": "canary-api-key-of-another-tool",
+}
+
+
+URLS = [
+    "s3://canary-user:canary-password@bucket/x",
+    "s3://canary-password@bucket/x",
+    "s3://bucket/x?X-Amz-Credential=canary-credential&X-Amz-Signature=canary-signature",
+    "s3://bucket/x?AWSAccessKeyId=canary-key&Signature=canary-signature",
+    "https://bucket.s3.amazonaws.com/x?X-Amz-Security-Token=canary-token",
+    "https://canary-user:canary-password@host/x",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_43_no_command_prints_or_stores_a_secret_of_the_environment(
+    debug: list[str],
+    s3: dict[str, str],
+    tiny_tokenizer: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", texts(20))
+    output = f"s3://{s3['bucket']}/{tmp_path.name}"
+    words = ("--tokenizer", tiny_tokenizer, "--encoder", "hf", "--workers", "1", "--output")
+
+    def run(extra: dict[str, str], *command: str | Path) -> Said:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in extra.items():
+                patch.setenv(name, value)
+            return inside(capsys, *debug, *command)
+
+    good = {name: CANARIES[name] for name in ("HF_TOKEN", "WANDB_API_KEY")}
+    dead = CANARIES | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9/?X-Amz-Signature=canary-signature"}
+    with_user = CANARIES | {"AWS_ENDPOINT_URL": "http://canary-user:canary-pass@127.0.0.1:9"}
+    runs = [
+        olm_data(*debug, "tokenize", source, *words, output, extra=good),
+        run(good, "verify", output),
+        run(CANARIES, "tokenize", source, *words, f"{output}/2"),
+        run(dead, "tokenize", f"{output}/in/a.jsonl", *words, output),
+        run(with_user, "doctor", output),
+        run(CANARIES, "verify", output),
+    ]
+    assert [run.returncode for run in runs] == [0, 0, 6, 6, 2, 6], [r.stderr for r in runs]
+    everything = "".join(run.stdout + run.stderr for run in runs)
+    assert "canary" not in everything
+    assert s3["secret"] not in everything
+    for entry in Store(output).entries():
+        data = Store(output).read(entry.name)
+        assert b"canary" not in data
+        assert s3["secret"].encode() not in data
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_43_a_url_that_holds_credentials_is_refused_without_repeating_them(
+    url: str, tiny_tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        Store(url)
+    assert "canary" not in str(caught.value)
+    source = write_jsonl(tmp_path / "a.jsonl", texts(2))
+    words = ("--tokenizer", tiny_tokenizer, "--output")
+    for debug in ([], ["--debug"]):
+        for command in ((source, *words, url), (url, *words, tmp_path / "out")):
+            run = inside(capsys, *debug, "tokenize", *command)
+            assert run.returncode == 2, run.stderr
+            assert "canary" not in run.stdout + run.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_43_what_the_store_says_is_shown_without_secrets(
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = proxy.server["secret"]
+    message = f"see http://host/?X-Amz-Signature=canary-signature and {secret}"
+    proxy.inject(answer(403, "AccessDenied", message.replace("&", "&amp;")), times=None)
+    with pytest.raises(Exception, match="AccessDenied") as caught:
+        Store(f"s3://{proxy.server['bucket']}/{tmp_path.name}").put("a", b"x")
+    said = redacted(str(caught.value))
+    assert "canary" not in said
+    assert secret not in said
+
+
 Mode = Callable[[str], Answer]
+
+
 REFUSALS: dict[str, Mode] = {
     "denied": denied,
     "error 403": lambda words: error(403, words),
@@ -42,8 +134,14 @@ REFUSALS: dict[str, Mode] = {
     "no XML": no_xml,
     "broken headers": broken_headers,
 }
+
+
 ANSWERS: dict[str, Mode] = {"listing": listing, "data": data, "field": field, "nonsense": nonsense}
+
+
 REDIRECTS: dict[str, Mode] = {str(code): redirect(code) for code in (301, 302, 303, 307, 308)}
+
+
 OPERATIONS: dict[str, Callable[[Store], object]] = {
     "read": lambda store: store.read("a"),
     "size": lambda store: store.size("a"),
@@ -163,7 +261,7 @@ def test_73_the_stores_own_words_are_cut_to_80_characters_after_redaction(hostil
 @pytest.mark.parametrize(
     ("command", "code"), [("verify", 301), ("doctor", 302), ("verify", 307), ("doctor", 308)]
 )
-def test_s8_a_redirect_is_told_in_one_sentence_and_not_followed(
+def test_73_s8_a_redirect_is_told_in_one_sentence_and_not_followed(
     command: str, code: int, hostile: Hostile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hostile.answer, hostile.words = redirect(code), "elsewhere"
@@ -178,14 +276,14 @@ def test_s8_a_redirect_is_told_in_one_sentence_and_not_followed(
     assert {path.partition("?")[0].split("/")[1] for _, path in hostile.seen} == {"b"}
 
 
-def test_s8_a_303_is_a_redirect_too(hostile: Hostile) -> None:
+def test_73_s8_a_303_is_a_redirect_too(hostile: Hostile) -> None:
     hostile.answer, hostile.words = redirect(303), "elsewhere"
     with pytest.raises(StorageError, match="redirects to another address: 303"):
         Store("s3://b/in").read("a")
     assert len(hostile.seen) == 1
 
 
-def test_s8_a_redirect_that_names_a_region_is_not_followed_off_aws(hostile: Hostile) -> None:
+def test_73_s8_a_redirect_that_names_a_region_is_not_followed_off_aws(hostile: Hostile) -> None:
     hostile.words = "words"
     hostile.answer = lambda words: error(307, words, **{"x-amz-bucket-region": "eu-west-1"})
     with pytest.raises(StorageError, match="redirects"):

@@ -1,7 +1,8 @@
-"""FAULTS row 7 on Google's storage: a large file goes on where the store is, and by condition."""
+"""FAULTS rows 6 and 7: uploads that break off leave nothing; Google's go on where the store is."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -21,11 +22,97 @@ from support.store_proxy import (
     store_proxy,
 )
 
-from olm_data.errors import ConflictError
-from olm_data.storage import bucket
+from olm_data.errors import ConflictError, ResourceError, StorageError
+from olm_data.storage import bucket, service
 from olm_data.storage.bucket import Backoff
 from olm_data.storage.objects import RemoteFailure
 from olm_data.storage.store import Store
+
+SIZE = 40 << 20  # three parts
+
+
+@pytest.fixture
+def s3_store(proxy: Proxy, tmp_path: Path) -> Store:
+    return Store(f"s3://{proxy.server['bucket']}/{tmp_path.name}")
+
+
+@pytest.fixture
+def three_parts(tmp_path: Path) -> Path:
+    path = tmp_path / "x"
+    with open(path, "wb") as out:
+        os.posix_fallocate(out.fileno(), 0, SIZE)
+    return path
+
+
+def nothing_is_there(s3_store: Store) -> bool:
+    return not s3_store.entries() and not list(s3_store.bucket.uploads(s3_store.key("")))
+
+
+@pytest.mark.parametrize("part", [1, 3])
+def test_06_a_part_that_the_store_refuses_aborts_the_upload(
+    part: int, s3_store: Store, proxy: Proxy, three_parts: Path
+) -> None:
+    proxy.inject(answer(403, "AccessDenied"), method="PUT", key=f"partNumber={part}")
+    with pytest.raises(StorageError, match="AccessDenied"):
+        s3_store.publish("x", three_parts, "0" * 64)
+    proxy.clear()
+    assert nothing_is_there(s3_store)
+
+
+def test_06_a_part_that_cannot_be_sent_however_often_aborts_the_upload(
+    s3_store: Store, proxy: Proxy, three_parts: Path
+) -> None:
+    proxy.inject(reset, method="PUT", key="partNumber=2", times=None)
+    with pytest.raises(StorageError, match="10 times"):
+        s3_store.publish("x", three_parts, "0" * 64)
+    proxy.clear()
+    assert nothing_is_there(s3_store)
+
+
+@pytest.mark.parametrize("call", [0, 9, 25])
+def test_06_a_local_disk_that_fails_while_sending_aborts_the_upload(
+    call: int, s3_store: Store, three_parts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = iter(range(1 << 30))
+    real = os.preadv
+
+    def failing(*arguments):
+        if next(calls) >= call:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(*arguments)
+
+    monkeypatch.setattr(service.os, "preadv", failing)
+    with pytest.raises(ResourceError, match="input/output error") as caught:
+        s3_store.publish("x", three_parts, "0" * 64)
+    assert caught.value.exit_code == 5
+    monkeypatch.setattr(service.os, "preadv", real)
+    assert nothing_is_there(s3_store)
+
+
+def test_06_an_interrupt_aborts_the_upload_and_removes_the_local_copy(
+    s3_store: Store, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def interrupted(exchange):
+        monkeypatch.setattr("olm_data.storage.upload._complete", _interrupt)
+        exchange.reply(*exchange.forward())
+
+    proxy.inject(interrupted, method="PUT", key="partNumber=3")
+    with pytest.raises(KeyboardInterrupt):
+        _staged_upload(s3_store)
+    assert nothing_is_there(s3_store)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _staged_upload(s3_store: Store) -> None:
+    with s3_store.staging() as staging:
+        (staging / "x").write_bytes(bytes(SIZE))
+        s3_store.publish("x", staging / "x", hashlib.sha256(bytes(SIZE)).hexdigest())
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="module")
