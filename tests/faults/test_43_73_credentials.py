@@ -226,8 +226,8 @@ def test_73_a_process_of_its_own_prints_and_writes_no_credential(
     output = tmp_path / "out"
     words = ("--tokenizer", tiny_tokenizer, "--encoder", "hf", "--workers", "1", "--output", output)
     hostile.words = " ".join(SECRETS)
-    for answer in (listing, broken_headers):
-        hostile.answer = answer
+    for mode in (listing, broken_headers):
+        hostile.answer = mode
         run = olm_data("--debug", "tokenize", "s3://b/in/", *words, extra=dict(_aws(hostile)))
         assert run.returncode == 6, run.stderr
         assert "Traceback" in run.stderr
