@@ -28,7 +28,7 @@ os.environ["XDG_CACHE_HOME"] = str(REPOSITORY / ".pytest_cache" / "user")
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # What tests write is not to outlive a power cut: in this process a file is asked for, not the disk.
-# That `fsync` is called, in which order, is asked by faults/test_03_power_loss.py.
+# That `fsync` is called, in which order, is asked by faults/test_03_04_05_failing_disk.py.
 os.fsync = os.fstat  # type: ignore[assignment]
 # A run freezes what is there, and unfreezes it at its end: here that would be all that tests have
 # frozen. What is frozen is never collected: without this, gigabytes by the end of the suite.

@@ -27,7 +27,7 @@ def graph() -> changed.Graph:
             "test_prp",
         ),
         ("olm_data/order/prp.py", "olm_data/order/test_prp", "olm_data/run_log/test_log"),
-        ("tests/support/hf_page.py", "docs/test_hugging_face_page", "olm_data/order/test_prp"),
+        ("tests/support/hf_page.py", "docs/test_generated_pages", "olm_data/order/test_prp"),
         # by the name of a command, a callback, a fixture
         (
             "olm_data/extensions/stats/command.py",
@@ -43,7 +43,7 @@ def graph() -> changed.Graph:
         # pages, and what stands at the top
         (
             "docs/reference/hugging-face.md",
-            "docs/test_hugging_face_page",
+            "docs/test_generated_pages",
             "olm_data/order/test_prp",
         ),
         ("pyproject.toml", "test_extensions", "olm_data/order/test_prp"),

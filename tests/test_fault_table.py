@@ -33,9 +33,9 @@ def test_a_test_belongs_to_the_rows_of_its_own_name_before_its_files() -> None:
 
 def test_results_are_counted_by_row() -> None:
     outcomes = {
-        "tests/faults/test_24_bombs.py::test_a_bomb[1]": "passed",
-        "tests/faults/test_24_bombs.py::test_a_bomb[2]": "failed",
-        "tests/faults/test_04_disk_full.py::test_04_05_x": "passed",
+        "tests/faults/test_19_24_70_bombs.py::test_a_bomb[1]": "passed",
+        "tests/faults/test_19_24_70_bombs.py::test_a_bomb[2]": "failed",
+        "tests/faults/test_03_04_05_failing_disk.py::test_04_05_x": "passed",
     }
     text = table(results_by_row(outcomes)).splitlines()
     (bombs,) = [line for line in text if line.startswith("| 24 |")]

@@ -9,7 +9,7 @@ from support import sources
 from tests.support.command import REPOSITORY
 
 HELD = {
-    "pickle": "tests/faults/test_40_call_sites.py",
+    "pickle": "tests/faults/test_40_pickles.py",
     "redirect": "tests/olm_train/extensions/notices/test_sender.py",
 }
 """Words of such a clause, and the test."""

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +14,8 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def bench(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(repository / "benchmarks"))
-    return importlib.import_module("bench_gpu")
+def bench(imported: Any) -> Any:
+    return imported("bench_gpu")
 
 
 @pytest.fixture

@@ -22,11 +22,9 @@ TEXT = (
 
 
 @pytest.fixture(scope="module")
-def peers(repository: Path) -> Any:
+def peers(imported: Any) -> Any:
     """Importer of the modules under benchmarks/peers/token_writers."""
-    sys.path.insert(0, str(repository / "benchmarks"))
-    yield lambda name: importlib.import_module(f"peers.token_writers.{name}")
-    sys.path.remove(str(repository / "benchmarks"))
+    return lambda name: imported(f"peers.token_writers.{name}")
 
 
 def test_a_corpus_is_the_same_each_time_and_has_the_size_and_the_lengths_asked_for(

@@ -18,10 +18,9 @@ from olm_data.dataset.dataset import Dataset
 
 
 @pytest.fixture
-def speedrun(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def speedrun(imported: Any) -> Any:
     """The benchmark as a module."""
-    monkeypatch.syspath_prepend(str(repository / "benchmarks"))
-    return importlib.import_module("speedrun")
+    return imported("speedrun")
 
 
 @pytest.fixture

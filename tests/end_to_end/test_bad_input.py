@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from support.command import inside
 
-from olm_data.cli import main
 from olm_data.dataset.dataset import Dataset
 
 GOOD = [{"id": f"d{i}", "text": f"document number {i} says something\n"} for i in range(40)]
@@ -31,25 +31,18 @@ stages:
 """
 
 
+@dataclass(frozen=True)
 class Shell:
     """Runs `olm-data` in this process, in a folder of its own."""
 
-    def __init__(self, folder: Path, tokenizer: Path, capfd, monkeypatch) -> None:
-        self.folder, self.tokenizer = folder, tokenizer
-        self._capfd, self._monkeypatch = capfd, monkeypatch
-        monkeypatch.chdir(folder)
+    folder: Path
+    tokenizer: Path
+    capsys: pytest.CaptureFixture[str]
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
         """Return (exit code, stdout, stderr)."""
-        self._monkeypatch.setattr(sys, "argv", ["olm-data", *arguments])
-        self._capfd.readouterr()
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, err = self._capfd.readouterr()
-        return code, out, err
+        done = inside(self.capsys, *arguments)
+        return done.returncode, done.stdout, done.stderr
 
     def tokenize(self, *arguments: str) -> tuple[int, str, str]:
         """Tokenise into `out` with the tiny tokenizer and one worker."""
@@ -58,8 +51,14 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path, tiny_tokenizer: Path, capfd, monkeypatch) -> Shell:
-    return Shell(tmp_path, tiny_tokenizer, capfd, monkeypatch)
+def shell(
+    tmp_path: Path,
+    tiny_tokenizer: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    return Shell(tmp_path, tiny_tokenizer, capsys)
 
 
 def lines(records: list[object]) -> bytes:

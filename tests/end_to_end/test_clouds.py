@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from support.clouds import environment
 from support.command import olm_data
 from support.hf_models import hf_model
 from support.hub_stub import HubStub
-from support.quiet_server import QuietServer
+from support.quiet_server import QuietHandler, QuietServer, serving
 from support.runs import build_trainer, make_mixture, metrics, same_bits
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
@@ -127,12 +125,7 @@ class _Files(QuietServer):
 
 @pytest.fixture
 def web() -> Iterator[tuple[_Files, str]]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
+    class Handler(QuietHandler):
         def _serve(self) -> None:
             data, status, extra = server.data, 200, {}
             tag = f'"{hashlib.md5(data).hexdigest()}"'
@@ -153,13 +146,8 @@ def web() -> Iterator[tuple[_Files, str]]:
 
         do_GET = do_HEAD = _serve
 
-    server = _Files(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield server, f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Handler, _Files) as server:
+        yield server, server.url  # type: ignore[misc]
 
 
 def test_a_file_of_a_web_server_is_an_input_and_its_version_is_kept(

@@ -16,7 +16,7 @@ import pytest
 from support.command import WITH_TESTS, environment
 from support.every_file import Workplace
 
-pytestmark = pytest.mark.slow  # in a quick run: faults/test_64, 69, 70 and 72, file by file
+pytestmark = pytest.mark.slow  # in a quick run: FAULTS rows 64, 69, 70 and 72, file by file
 SEED = int(os.environ.get("OLM_WALK_SEED", "20260101"))
 CASES = int(os.environ.get("OLM_WALK_CASES", "200"))
 PROGRAM = "import sys; from support.every_file import main; main(*sys.argv[1:])"

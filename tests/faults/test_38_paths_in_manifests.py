@@ -81,15 +81,21 @@ def rewritten(folder: Path, change: Callable[[Manifest], Manifest]) -> None:
     path.write_bytes(msgspec.structs.replace(manifest, digest=manifest.compute_digest()).encode())
 
 
+def first_shard(folder: Path, **fields: str) -> None:
+    """Change fields of the first shard of a manifest."""
+
+    def change(manifest: Manifest) -> Manifest:
+        first = msgspec.structs.replace(manifest.shards[0], **fields)
+        return msgspec.structs.replace(manifest, shards=[first, *manifest.shards[1:]])
+
+    rewritten(folder, change)
+
+
 @pytest.mark.parametrize("name", ESCAPES + ELSEWHERE)
 def test_38_a_shard_name_that_is_none_is_refused_before_any_file_is_opened(
     name: str, dataset: Path
 ) -> None:
-    def change(manifest: Manifest) -> Manifest:
-        first = msgspec.structs.replace(manifest.shards[0], name=name)
-        return msgspec.structs.replace(manifest, shards=[first, *manifest.shards[1:]])
-
-    rewritten(dataset, change)
+    first_shard(dataset, name=name)
     with pytest.raises(ValidationError, match="not of the form") as caught:
         Dataset.open(str(dataset))
     assert "\x1b" not in str(caught.value)
@@ -99,11 +105,7 @@ def test_38_a_shard_name_that_is_none_is_refused_before_any_file_is_opened(
 def test_38_a_token_file_used_in_place_cannot_be_out_of_the_folder(
     name: str, dataset: Path
 ) -> None:
-    def change(manifest: Manifest) -> Manifest:
-        first = msgspec.structs.replace(manifest.shards[0], file=name)
-        return msgspec.structs.replace(manifest, shards=[first, *manifest.shards[1:]])
-
-    rewritten(dataset, change)
+    first_shard(dataset, file=name)
     with pytest.raises(ValidationError, match="leads out") as caught:
         Dataset.open(str(dataset))
     assert "\x1b" not in str(caught.value)
@@ -116,11 +118,7 @@ def test_38_a_token_file_used_in_place_cannot_be_a_link_out_of_the_folder(datase
     (dataset / "below").mkdir()
     (dataset / "below" / "tokens").symlink_to(away)
 
-    def change(manifest: Manifest) -> Manifest:
-        first = msgspec.structs.replace(manifest.shards[0], file="below/tokens")
-        return msgspec.structs.replace(manifest, shards=[first, *manifest.shards[1:]])
-
-    rewritten(dataset, change)
+    first_shard(dataset, file="below/tokens")
     with pytest.raises(ValidationError, match="link to another place"):
         Dataset.open(str(dataset)).read(0, 10)
     for sample in (None, Fraction(1, 2)):

@@ -1,6 +1,6 @@
 """Only regular files are opened, none that is too large, and none through a link out of its folder.
 
-Pipes, devices and links in datasets: `tests/faults/test_69_links_pipes_devices.py`.
+Pipes, devices and links in datasets: `tests/faults/test_28_69_71_72_strangers_files.py`.
 """
 
 from __future__ import annotations

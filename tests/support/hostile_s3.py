@@ -9,15 +9,13 @@ product, and `leaked` shares no code with its redaction.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
-from support.quiet_server import QuietServer
+from support.quiet_server import QuietHandler, serving
 
 ACCESS = "AKIAQX7EXAMPLE5ZKWPL"
 SECRET = "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"
@@ -154,14 +152,9 @@ def hostile_s3() -> Iterator[Hostile]:
     """Serve on loopback; `answer` and `words` of what is yielded decide what it says."""
     hostile = Hostile("", denied, "", [])
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
+    class Handler(QuietHandler):
         def any(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.body()
             hostile.seen.append((self.command, self.path))
             answer = hostile.answer(hostile.words)
             self.send_response_only(answer.status, _line(hostile.words)[:80])
@@ -176,14 +169,9 @@ def hostile_s3() -> Iterator[Hostile]:
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = any
 
-    server = QuietServer(("127.0.0.1", 0), Handler)
-    hostile.url = f"http://127.0.0.1:{server.server_address[1]}"
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    try:
+    with serving(Handler) as server:
+        hostile.url = server.url
         yield hostile
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def profile(folder: Path, url: str) -> dict[str, str]:

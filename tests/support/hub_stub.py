@@ -12,24 +12,22 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.server
 import json
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlparse
 
 from support.hub_commits import COMMIT, LARGE, Answer, Commits, git_oid
-from support.quiet_server import QuietServer
+from support.quiet_server import QuietHandler, serving
 
 
 class HubStub:
     """A running stub.
 
     Attributes:
-        url: its address.
+        url: its address, once it serves.
         requests: "METHOD path [range]" of each request so far, in order of arrival.
         root: the folder it serves.
         commits: what is written to it.
@@ -39,8 +37,7 @@ class HubStub:
         self.root = root
         self.commits = Commits(root)
         self.requests: list[str] = []
-        self._server = QuietServer(("127.0.0.1", 0), _handler(self))
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.url = ""
 
     def environment(self, home: Path) -> dict[str, str]:
         """The variables that point the hub's clients here, with an empty cache at `home`."""
@@ -61,14 +58,9 @@ class HubStub:
     @contextlib.contextmanager
     def running(self) -> Iterator[HubStub]:
         """Serve until the block ends."""
-        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        try:
+        with serving(_handler(self)) as server:
+            self.url = server.url
             yield self
-        finally:
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join()
 
     def answer(self, method: str, path: str, body: bytes, authorization: str = "") -> Any:
         """Return the JSON value, the `Path` of a file, or None (not found) for a request.
@@ -134,27 +126,10 @@ class HubStub:
         return [self.commits.entry(folder, p) for p in sorted(found)]
 
 
-def _handler(stub: HubStub) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass  # the test's output is not the place
-
-        def do_GET(self) -> None:
-            self._respond(b"")
-
-        def do_HEAD(self) -> None:
-            self._respond(b"")
-
-        def do_POST(self) -> None:
-            self._respond(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-
-        def do_PUT(self) -> None:
-            self.do_POST()
-
-        def _respond(self, body: bytes) -> None:
-            asked = self.headers.get("Range", "")
+def _handler(stub: HubStub) -> type[QuietHandler]:
+    class Handler(QuietHandler):
+        def _respond(self) -> None:
+            body, asked = self.body(), self.headers.get("Range", "")
             stub.requests.append(f"{self.command} {self.path} {asked}".strip())
             authorization = self.headers.get("Authorization", "")
             try:
@@ -172,6 +147,8 @@ def _handler(stub: HubStub) -> type[http.server.BaseHTTPRequestHandler]:
                 self._send_file(answer, asked)
             else:
                 self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+
+        do_GET = do_HEAD = do_POST = do_PUT = _respond
 
         def _send_file(self, path: Path, asked: str) -> None:
             size = path.stat().st_size

@@ -14,14 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-from support.quiet_server import QuietServer
+from support.quiet_server import QuietHandler
+from support.quiet_server import serving as quietly
 
 from olm_data.storage.bucket import service
 from olm_data.storage.service import Condition, OversizedAnswer, Refusal, Service
@@ -36,12 +36,7 @@ def serving(answer: Answer) -> Iterator[tuple[str, list[str]]]:
     """Serve on loopback; yield the address, and the methods of the requests that came."""
     seen: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
+    class Handler(QuietHandler):
         def any(self) -> None:
             seen.append(self.command)
             with contextlib.suppress(OSError):
@@ -49,13 +44,8 @@ def serving(answer: Answer) -> Iterator[tuple[str, list[str]]]:
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = any
 
-    server = QuietServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", seen
-    finally:
-        server.shutdown()
-        server.server_close()
+    with quietly(Handler) as server:
+        yield server.url, seen
 
 
 @contextlib.contextmanager
@@ -80,11 +70,6 @@ def client_of(url: str) -> Iterator[Service]:
                 os.environ[name] = value
 
 
-def body_of(handler: Any) -> None:
-    """Read the body of a request."""
-    handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
-
-
 def say(handler: Any, status: int, size: int = 0, **headers: str) -> None:
     """Answer with a status, headers, and the length of a body that the caller sends."""
     handler.send_response_only(status)
@@ -107,14 +92,14 @@ def redirect_is_not_followed() -> None:
     """(1) No other host gets what is signed for this one, nor the session token."""
 
     def elsewhere(handler: Any) -> None:
-        body_of(handler)
+        handler.body()
         say(handler, 200, ETag='"e"', Last_Modified="Thu, 01 Jan 2026 00:00:00 GMT")
 
     with serving(elsewhere) as (other, reached):
         for status in (301, 302, 303, 307, 308):
 
             def here(handler: Any, status: int = status) -> None:
-                body_of(handler)
+                handler.body()
                 say(handler, status, Location=f"{other}{handler.path}")
 
             with serving(here) as (url, seen), client_of(url) as ours:
@@ -134,7 +119,7 @@ def request_is_sent_once() -> None:
     kept = threading.Event()
 
     def breaking(handler: Any) -> None:
-        body_of(handler)
+        handler.body()
         if not kept.is_set():  # the first one keeps its connection
             kept.set()
             say(handler, 200, ETag='"e"')
@@ -149,7 +134,7 @@ def request_is_sent_once() -> None:
     for status in (429, 500, 503):
 
         def busy(handler: Any, status: int = status) -> None:
-            body_of(handler)
+            handler.body()
             say(handler, status)
 
         with serving(busy) as (url, seen), client_of(url) as ours:
@@ -187,7 +172,7 @@ def error_body_has_a_limit() -> None:
         sent = [0]
 
         def endless(handler: Any, status: int = status, sent: list[int] = sent) -> None:
-            body_of(handler)
+            handler.body()
             say(handler, status, 1 << 40)
             while True:  # until the client is gone
                 sent[0] += handler.wfile.write(bytes(1 << 16))

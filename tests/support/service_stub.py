@@ -9,11 +9,11 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from support.quiet_server import QuietServer
+from support.quiet_server import QuietHandler
+from support.quiet_server import serving as quietly
 
 
 class Service:
@@ -39,11 +39,9 @@ class Service:
 def serving(service: Service) -> Iterator[str]:
     """Serve on a free port and yield the URL."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(QuietHandler):
         def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = self.body()
             service.asked.append(self.path)
             if service.mode == "hang":
                 service.free.wait()
@@ -74,19 +72,12 @@ def serving(service: Service) -> Iterator[str]:
 
         do_GET = do_POST = do_PUT = answer
 
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-    with QuietServer(("127.0.0.1", 0), Handler) as server:
-        service.url = f"http://127.0.0.1:{server.server_port}"
-        if service.mode == "absent":
-            server.server_close()
-        else:
-            poll = (0.02,)  # seconds that the end waits
-            threading.Thread(target=server.serve_forever, args=poll, daemon=True).start()
-        try:
-            yield service.url
-        finally:
-            service.free.set()
-            if service.mode != "absent":
-                server.shutdown()
+    with quietly(Handler) as server:
+        service.url = server.url
+        if service.mode != "absent":
+            try:
+                yield service.url
+            finally:
+                service.free.set()
+            return
+    yield service.url  # where nobody listens any more

@@ -23,12 +23,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import urlsplit
 
 from support.google_sessions import Sessions
-from support.quiet_server import QuietServer
+from support.quiet_server import QuietHandler, QuietServer, serving
 
 from olm_data.storage.store import Store
 
@@ -313,17 +312,13 @@ def store_proxy(server: dict[str, str]) -> Iterator[Proxy]:
     """Yield a proxy in front of the server that lives inside the block."""
     proxy = Proxy(server)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    class Handler(QuietHandler):
         timeout = 60
         disable_nagle_algorithm = True
 
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
         def _serve(self) -> None:
             try:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                body = self.body()
                 conditional = "If-None-Match" in self.headers or "ifGenerationMatch=" in self.path
                 fault = proxy.choose(self.command, self.path, conditional)
                 fault(Exchange(self, proxy, body))
@@ -337,17 +332,12 @@ def store_proxy(server: dict[str, str]) -> Iterator[Proxy]:
             """Close at once: shutting down first would turn a reset into an ordinary end."""
             self.close_request(request)
 
-    listening = Server(("127.0.0.1", 0), Handler)
-    proxy.url = f"http://127.0.0.1:{listening.server_address[1]}"
-    thread = threading.Thread(target=listening.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield proxy
-    finally:
-        proxy.closing.set()
-        listening.shutdown()
-        listening.server_close()
-        thread.join()
+    with serving(Handler, Server) as listening:
+        proxy.url = listening.url
+        try:
+            yield proxy
+        finally:
+            proxy.closing.set()
 
 
 def operate(operation: str, store: Store) -> None:

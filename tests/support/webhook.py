@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from support.quiet_server import QuietHandler, serving
 
 TOKEN = "T0AbCdEf12/B0GhIjKl34/qRsTuVwXyZ0123456789abcd"
 """What is secret of its address."""
@@ -43,12 +44,11 @@ def webhook(how: str = "ok", fails: int | None = None) -> Iterator[Webhook]:
     """Serve on a free port, until the block ends."""
     hook = Webhook(how=how, fails=fails)
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
+    class Handler(QuietHandler):
+        protocol_version = "HTTP/1.0"
 
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.body()
             how = hook.how
             hook.asked.set()
             if how == "wait":
@@ -83,16 +83,9 @@ def webhook(how: str = "ok", fails: int | None = None) -> Iterator[Webhook]:
             self.send_response(200)
             self.end_headers()
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    server.block_on_close = False
-    hook.url = f"http://127.0.0.1:{server.server_address[1]}/services/{TOKEN}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield hook
-    finally:
-        hook.stop.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Handler) as server:
+        hook.url = f"{server.url}/services/{TOKEN}"
+        try:
+            yield hook
+        finally:
+            hook.stop.set()

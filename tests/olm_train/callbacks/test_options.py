@@ -26,21 +26,21 @@ ELSEWHERE = {
     "EMACallback": "olm_train/extensions/averaging/test_model_merge.py",
     "EarlyStoppingCallback": "olm_train/callbacks/test_evaluations.py",
     "EnvironmentCallback": "olm_train/callbacks/test_every_run.py",
-    "EnvironmentCallback.snapshot": "faults/test_62_other_environment.py",
+    "EnvironmentCallback.snapshot": "faults/test_60_62_65_66_resumes.py",
     "GPUMemoryMonitorCallback": "olm_train/extensions/monitors/test_monitors.py",
     "GarbageCollectorCallback": "olm_train/callbacks/test_every_run.py",
     "GradientNoiseScaleCallback": "olm_train/extensions/monitors/test_monitors.py",
     "LMEvaluatorCallback": "olm_train/callbacks/test_evaluations.py",
     "MetricSaverCallback": "olm_train/extensions/monitors/test_monitors.py",
     "ModelMergeCallback": "olm_train/extensions/averaging/test_model_merge.py",
-    "ReplicaCheckerCallback.interval": "faults/test_59_other_replica.py",
-    "ReplayCheckerCallback.steps": "faults/test_60_replay.py",
-    "ReplayCheckerCallback.tolerance": "faults/test_60_replay.py",
-    "ReplayCheckerCallback.strict": "faults/test_60_replay.py",
+    "ReplicaCheckerCallback.interval": "faults/test_45_46_59_61_ranks.py",
+    "ReplayCheckerCallback.steps": "faults/test_60_62_65_66_resumes.py",
+    "ReplayCheckerCallback.tolerance": "faults/test_60_62_65_66_resumes.py",
+    "ReplayCheckerCallback.strict": "faults/test_60_62_65_66_resumes.py",
     "SamplesCallback": "olm_train/extensions/generate/test_command.py",
     "SequenceLengthSchedulerCallback": "olm_train/callbacks/test_schedulers.py",
     "SpeedMonitorCallback": "olm_train/callbacks/test_every_run.py",
-    "SpeedMonitorCallback.data_wait_alarm": "faults/test_51_slow_storage.py",
+    "SpeedMonitorCallback.data_wait_alarm": "faults/test_50_51_remote_data.py",
     "StabilityMonitorCallback": "olm_train/extensions/monitors/test_monitors.py",
     "TrackerCallback.name": "olm_train/extensions/tracking/test_callback.py",
     "TrackerCallback.project": "olm_train/extensions/tracking/test_callback.py",
@@ -51,7 +51,7 @@ ELSEWHERE = {
     "WandBCallback.notes": "olm_train/extensions/tracking/test_callback.py",
     "WandBCallback.cancel_tags": "olm_train/extensions/tracking/test_wandb.py",
     "WandBCallback.cancel_check_interval": "olm_train/extensions/tracking/test_wandb.py",
-    "WatchdogCallback.timeout": "support/hung_rank.py",  # of faults/test_61_hung_rank.py
+    "WatchdogCallback.timeout": "support/hung_rank.py",  # of faults/test_45_46_59_61_ranks.py
 }
 """Options whose test is not in the file of their class: a process, a fault, or several classes."""
 NEEDED: dict[str, dict[str, Any]] = {

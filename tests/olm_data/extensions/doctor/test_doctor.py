@@ -160,7 +160,7 @@ def test_a_place_that_can_only_be_read_is_no_output(place: str) -> None:
         examine(place)
 
 
-# What `doctor --clean` takes for a leftover; tests/faults/test_12_leftovers.py deletes them.
+# What `doctor --clean` takes for a leftover; FAULTS row 12 deletes them.
 @pytest.mark.parametrize(
     ("text", "seconds"), [("0s", 0), ("30m", 1800), ("12h", 43_200), ("1d", 86_400)]
 )
