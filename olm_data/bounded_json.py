@@ -50,6 +50,15 @@ _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 """From a bracket to what it adds to the depth, int8."""
 
 
+class Sparse(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Base of an object in a file: a field with its default is left out, an unknown one refused.
+
+    Subclasses say `frozen=True, kw_only=True` again, for type checkers.
+    """
+
+
 class MalformedJson(ValueError):
     """The bytes are no JSON that this package writes; the text says why and holds none of them."""
 

@@ -39,7 +39,7 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     "olm_data/dataset/options.py": ({"decode_typed": 3}, _PART),
     "olm_data/dataset/plan.py": ({"msgspec.json.decode": 1}, "what was encoded right before"),
     "olm_data/dataset/record.py": (
-        {"decode_typed": 2, "np.memmap": 1},
+        {"decode_typed": 1, "np.memmap": 1},
         "maps the handle that Store.open checked; " + _PART,
     ),
     "olm_data/dataset/shard_writer.py": ({"np.memmap": 1, "open": 3, "pq.read_table": 1}, _OWN),

@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from olm_data.bounded_json import Size
+from olm_data.bounded_json import Size, Sparse
 from olm_data.dataset.inputs import Unit
 from olm_data.decompress import DecompressionError, unpacked
 from olm_data.errors import InputError, ValidationError
@@ -85,9 +85,7 @@ class BadRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     detail: str
 
 
-class InputAccount(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
+class InputAccount(Sparse, frozen=True, kw_only=True):
     """What became of one input's records in one task. Every record read is in one of the counts.
 
     Attributes:

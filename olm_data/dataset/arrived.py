@@ -27,7 +27,7 @@ from olm_data.dataset.manifest import (
     build_manifest,
     read_manifest,
 )
-from olm_data.dataset.plan import Plan
+from olm_data.dataset.plan import Plan, PlannedInput
 from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.dataset.tokenizer import TokenizerInfo
 from olm_data.dataset.tools import Tools
@@ -108,7 +108,7 @@ def _committed(store: Store, plan: Plan, name: str) -> tuple[ShardRecord, str] |
 
 def _manifest(plan: Plan, records: Sequence[tuple[ShardRecord, str]]) -> Manifest:
     accounts = [account for record, _ in records for account in record.accounts]
-    inputs, settings = input_totals(plan, accounts), plan.settings
+    inputs, settings = input_totals(plan.inputs, accounts), plan.settings
     return build_manifest(
         tokenizer=TokenizerInfo(
             settings.tokenizer,
@@ -130,8 +130,10 @@ def _manifest(plan: Plan, records: Sequence[tuple[ShardRecord, str]]) -> Manifes
     )
 
 
-def input_totals(plan: Plan, accounts: Sequence[InputAccount]) -> list[InputInfo]:
-    """Sum the accounts of tasks by input of the plan."""
+def input_totals(
+    inputs: Sequence[PlannedInput | InputInfo], accounts: Sequence[InputAccount]
+) -> list[InputInfo]:
+    """Sum the accounts of tasks by input, of a plan or of a manifest."""
     documents: Counter[int] = Counter()
     parts: dict[int, list[str]] = {}
     for account in accounts:
@@ -145,5 +147,5 @@ def input_totals(plan: Plan, accounts: Sequence[InputAccount]) -> list[InputInfo
             documents=documents[index],
             sha256=input_digest(parts.get(index, [])),
         )
-        for index, item in enumerate(plan.inputs)
+        for index, item in enumerate(inputs)
     ]

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import overload
 
-import msgspec
 import numpy as np
 
 from olm_data.config.arguments import checked
 from olm_data.config.hints import PositiveInt
-from olm_data.dataset.docs import KeptValue
+from olm_data.dataset.docs import DOCS, KeptValue
 from olm_data.dataset.labels import trained
 from olm_data.dataset.manifest import Manifest, read_manifest
-from olm_data.dataset.record import damaged, tokens_suffix
+from olm_data.dataset.record import damaged
 from olm_data.dataset.shard import Shard, Verify
 from olm_data.dataset.tokenizer import own_tokenizer
 from olm_data.storage.objects import Options, use_options
@@ -236,11 +235,6 @@ class Dataset(Sequence[Document]):
             self._open.popitem(last=False)
         return shard
 
-    def tokens_name(self, index: int) -> str:
-        """Return the name of the token file of shard `index`."""
-        info = self.manifest.shards[index]
-        return info.file or info.name + tokens_suffix(self.manifest.container)
-
     def open_shard(self, index: int, *, copy: str | None = None) -> Shard:
         """Open and check shard `index` for a caller that keeps it itself.
 
@@ -250,20 +244,24 @@ class Dataset(Sequence[Document]):
         Raises:
             ValidationError: the shard's files disagree with the manifest.
         """
-        info = self.manifest.shards[index]
-        return Shard(
-            self.store if copy is None else Store(copy),
-            info.name,
-            dtype=self.dtype,
-            tokens=info.tokens,
-            documents=info.documents,
-            sha256=info.sha256,
-            verify=self.verify,
-            container=self.manifest.container,
-            file=info.file or None,
-            runs=None if info.runs is msgspec.UNSET else info.runs,
-            mapped=copy is None,
-        )
+        store, info = self.store if copy is None else Store(copy), self.manifest.shards[index]
+        return Shard(store, self.manifest, info, verify=self.verify, mapped=copy is None)
+
+    def check_docs(self, index: int, why: str) -> None:
+        """Refuse document rows of shard `index` that are not the manifest's.
+
+        Args:
+            why: what would be wrong with what is made of them, for the message.
+
+        Raises:
+            ValidationError: they are missing, or others.
+        """
+        info, what = self.manifest.shards[index], "the file is missing"
+        with contextlib.suppress(FileNotFoundError):
+            if self.store.sha256(info.name + DOCS) == info.sha256.docs:
+                return
+            what = "the document rows do not match their digest in the manifest"
+        raise damaged(self.store.url(info.name + DOCS), what, why)
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Return tokens [start, stop) in the dataset's dtype; a view if in one local shard."""

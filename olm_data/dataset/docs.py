@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 from olm_data.dataset.record import damaged
-from olm_data.errors import OlmError, ValidationError, printable
+from olm_data.errors import OlmError, UsageError, ValidationError, printable, suggest
 from olm_data.parquet import BoundedParquet
 from olm_data.storage.disk import io_errors
 from olm_data.storage.names import is_column_name
@@ -93,6 +93,15 @@ def dense(rows: pa.Table) -> Iterator[pa.RecordBatch]:
         ]
         yield from pa.table(columns, pa.schema(fields)).combine_chunks().to_batches()
         low = high
+
+
+def no_column(name: str, known: Sequence[str], where: str, purpose: str = "") -> UsageError:
+    """Return the error that documents have no column of this name; `known` may have been meant."""
+    return UsageError(
+        f"the documents have no column {printable(name)!r}{purpose}",
+        where=where,
+        fix=f"{suggest(name, known)}; a column is there if tokenize got --keep NAME",
+    )
 
 
 DOCS = ".docs.parquet"

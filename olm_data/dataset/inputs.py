@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeVar, g
 
 import msgspec
 
-from olm_data.bounded_json import Size
+from olm_data.bounded_json import Size, Sparse
 from olm_data.select.where import Condition, Node, parse
 
 if TYPE_CHECKING:
@@ -162,9 +162,7 @@ class OwnFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
-class RecordOptions(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
+class RecordOptions(Sparse, frozen=True, kw_only=True):
     """What to take from each record: all of it changes bytes and is digested.
 
     Attributes:

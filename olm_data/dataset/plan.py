@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -35,7 +35,7 @@ from olm_data.dataset.manifest import (
 )
 from olm_data.dataset.options import Settings
 from olm_data.dataset.record import RECORD, ShardRecord
-from olm_data.errors import OlmError, UsageError, ValidationError, printable
+from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.storage.store import Store, read_json, write_json
 from olm_data.threads import in_order
 
@@ -209,8 +209,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def by(self, settings: Settings) -> Plan:
         """Return the plan with other settings: the same inputs, units and tasks."""
-        found = _digest(settings, self.inputs, self.units, self.tasks)
-        return msgspec.structs.replace(self, settings=settings, digest=found)
+        plan = msgspec.structs.replace(self, settings=settings)
+        return msgspec.structs.replace(plan, digest=plan.compute_digest())
+
+    def compute_digest(self) -> str:
+        """Return the digest that the content should have."""
+        return digest(
+            {
+                "version": PLAN_VERSION,
+                "settings": msgspec.to_builtins(self.settings),
+                "inputs": [[item.path, item.bytes] for item in self.inputs],
+                "units": msgspec.to_builtins(self.units),
+                "tasks": list(self.tasks),
+            }
+        )
 
     def encode(self) -> bytes:
         """Return the bytes of `plan.json`."""
@@ -239,7 +251,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise OtherVersion(
                 f"it is of version {version}, and this release reads version {PLAN_VERSION}"
             ) from None
-        if plan.digest != _digest(plan.settings, plan.inputs, plan.units, plan.tasks):
+        if plan.digest != plan.compute_digest():
             raise MalformedJson("its digest is not that of its content")
         return plan
 
@@ -295,16 +307,16 @@ def make_plan(
         units: in input order.
         target: wanted bytes of text a task.
     """
-    tasks = group([unit.bytes for unit in units], target)
-    return Plan(
+    plan = Plan(
         format="olm-plan",
         version=PLAN_VERSION,
         settings=settings,
         inputs=tuple(inputs),
         units=tuple(units),
-        tasks=tasks,
-        digest=_digest(settings, inputs, units, tasks),
+        tasks=group([unit.bytes for unit in units], target),
+        digest="",
     )
+    return msgspec.structs.replace(plan, digest=plan.compute_digest())
 
 
 def _writer(store: Store) -> str | None:
@@ -313,23 +325,6 @@ def _writer(store: Store) -> str | None:
     except (FileNotFoundError, MalformedJson, KeyError):
         return None
     return f"it was written by olm-data {printable(release)}; this is olm-data {__version__}"
-
-
-def _digest(
-    settings: Settings,
-    inputs: Sequence[PlannedInput],
-    units: Sequence[Unit],
-    tasks: Sequence[tuple[int, int]],
-) -> str:
-    return digest(
-        {
-            "version": PLAN_VERSION,
-            "settings": msgspec.to_builtins(settings),
-            "inputs": [[item.path, item.bytes] for item in inputs],
-            "units": msgspec.to_builtins(units),
-            "tasks": list(tasks),
-        }
-    )
 
 
 _RESTORE = "restore the file from a copy, or tokenise all inputs again into a new output"
@@ -428,43 +423,3 @@ def read_plans(store: Store, manifest: Manifest) -> list[Plan]:
             )
         plans.append(plan)
     return plans
-
-
-def check_chain(store: Store, manifest: Manifest) -> list[tuple[str, str, str]]:
-    """Compare a manifest with those of the versions before it.
-
-    Returns:
-        (file, expected, found) for each disagreement; [] where each version's shards, inputs and
-        options are the beginning of the next one's.
-    """
-    found: list[tuple[str, str, str]] = []
-    following = manifest
-    for addition in reversed(manifest.additions):
-        name = version_name(addition.parent)
-        try:
-            before = decode_manifest(read_json(store, name), store.url(name))
-        except FileNotFoundError:
-            found.append((store.url(name), "the manifest of an earlier version", "nothing"))
-            return found
-        except (OlmError, MalformedJson) as error:
-            said = error.what if isinstance(error, OlmError) else str(error)
-            found.append((store.url(name), "an unchanged manifest", said))
-            return found
-        for what, expected, there in _differences(before, following, addition.parent):
-            found.append((f"{store.url(name)} {what}", str(expected), str(there)))
-        following = before
-    return found
-
-
-def _differences(before: Manifest, after: Manifest, parent: str) -> list[tuple[str, Any, Any]]:
-    addition = after.additions[-1]
-    pairs: Sequence[tuple[str, Any, Any]] = (
-        ("digest", parent, before.digest),
-        ("tokenizer", after.tokenizer, before.tokenizer),
-        ("options", after.stored_options, before.stored_options),
-        ("plan", after.plan, before.plan),
-        ("shards", after.shards[: len(before.shards)], before.shards),
-        ("inputs", after.inputs[: addition.first_input], before.inputs),
-        ("additions", after.additions[:-1], before.additions),
-    )
-    return [pair for pair in pairs if pair[1] != pair[2]]

@@ -17,7 +17,7 @@ import hashlib
 import io
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,6 +29,8 @@ from olm_data.decoding import decode_typed
 from olm_data.errors import ValidationError, printable
 from olm_data.storage.disk import io_errors
 from olm_data.storage.store import Store, read_json
+
+T = TypeVar("T")
 
 CONTAINERS: tuple[Container, ...] = ("npy", "raw")
 HEADER_BYTES = 128  # NumPy pads every 1-D version 1.0 header to this
@@ -210,15 +212,12 @@ class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             MalformedJson: the record has none; that of a validation split is empty.
         """
-        try:
-            return decode_typed(self.units, list[InputAccount])
-        except msgspec.ValidationError as error:
-            raise MalformedJson(printable(str(error))[:200]) from None
+        return _decoded(self.units, list[InputAccount])
 
     @property
     def not_ended(self) -> int:
         """Of imported token files, the documents whose last token is not the EOS id."""
-        return sum(unit.not_ended for unit in _imported(self.units))
+        return sum(unit.not_ended for unit in _decoded(self.units, list[ImportedFile]))
 
     def encode(self) -> bytes:
         """Return the record's bytes as stored."""
@@ -234,10 +233,7 @@ class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         record = decode(data, cls)
         if record.windows.keys() - WIDTHS:
             raise MalformedJson("windows that are never counted")
-        try:
-            _imported(record.units)
-        except msgspec.ValidationError as error:
-            raise MalformedJson(printable(str(error))[:200]) from None
+        _decoded(record.units, list[ImportedFile])  # what all units have
         units = msgspec.Raw(msgspec.json.format(record.units, indent=-1))
         return msgspec.structs.replace(record, units=units)
 
@@ -265,9 +261,12 @@ class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return record
 
 
-def _imported(units: msgspec.Raw) -> list[ImportedFile]:
-    """Return what all units have: accounts are read as files of which every document ends."""
-    return decode_typed(units, list[ImportedFile])
+def _decoded(units: msgspec.Raw, kind: type[T]) -> T:
+    """Return the units of a task; accounts read as imported files are files that all end."""
+    try:
+        return decode_typed(units, kind)
+    except msgspec.ValidationError as error:
+        raise MalformedJson(printable(str(error))[:200]) from None
 
 
 class _PlanOf(msgspec.Struct, frozen=True):
@@ -284,11 +283,15 @@ def stored_plan(store: Store, name: str) -> str | None:
         return None
 
 
-def damaged(url: str, what: str) -> ValidationError:
+def damaged(
+    url: str,
+    what: str,
+    why: str = "training on it would feed the model other tokens than were written",
+) -> ValidationError:
     """Return the error for a file of a shard that is not as it was written."""
     return ValidationError(
         what,
         where=url,
-        why="training on it would feed the model other tokens than were written",
+        why=why,
         fix="restore the file from a copy, or tokenise its inputs again into a new output",
     )

@@ -10,14 +10,15 @@ ids, unpickle.
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from olm_data.dataset.docs import DocumentRows
-from olm_data.dataset.inputs import Container
-from olm_data.dataset.manifest import ShardDigests
+from olm_data.dataset.manifest import Manifest, ShardInfo
 from olm_data.dataset.record import (
     HEADER_BYTES,
     RECORD,
@@ -27,7 +28,6 @@ from olm_data.dataset.record import (
     mapped_bytes,
     npy_header,
     tokens_header,
-    tokens_suffix,
 )
 from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.store import Store
@@ -41,16 +41,10 @@ class Shard:
     """One opened shard.
 
     Args:
-        store: dataset folder.
-        name: shard name.
-        dtype: dtype of the tokens, from the manifest.
-        tokens: token count, from the manifest.
-        documents: document count, from the manifest.
-        sha256: digests of its files, from the manifest.
+        store: folder with its files.
+        manifest: that of its dataset, which says dtype and container of its tokens.
+        info: what the manifest says of the shard itself.
         verify: `lazy` checks each 64 KiB block of tokens on first touch, `full` all of them now.
-        container: whether the tokens have a NumPy header, from the manifest.
-        file: name of the token file where it is not the shard's own, from the manifest.
-        runs: entries of its labels file, from the manifest; None where it has none.
         mapped: read local files through memory maps; else by calls, which survive that a file is
             cut short or removed.
 
@@ -69,40 +63,34 @@ class Shard:
     def __init__(
         self,
         store: Store,
-        name: str,
+        manifest: Manifest,
+        info: ShardInfo,
         *,
-        dtype: np.dtype[Any],
-        tokens: int,
-        documents: int,
-        sha256: ShardDigests,
         verify: Verify,
-        container: Container = "npy",
-        file: str | None = None,
-        runs: int | None = None,
         mapped: bool = True,
     ) -> None:
         self.mapped = mapped and not store.remote
-        self.store, self.name, self.verify, self._sha256 = store, name, verify, sha256
-        self.dtype, self._tokens, self._documents = np.dtype(dtype), tokens, documents
+        self.store, self.name, self.verify = store, info.name, verify
+        self.dtype, self._tokens, self._sha256 = np.dtype(manifest.dtype), info.tokens, info.sha256
         self._record: ShardRecord | None = None
         self._unchecked: bytearray | None = None  # 1 a block that was not read yet; a byte each
-        self.docs = DocumentRows(store, name, documents)
-        self.tokens_name = file or name + tokens_suffix(container)
-        self._header = tokens_header(container)
-        header = file_header(container, self.dtype, tokens)
-        self._check_file(self.tokens_name, header, tokens, self.dtype.itemsize)
-        self.ends = self._read_rising(ENDS, documents, sha256.ends, "document")
+        self.docs = DocumentRows(store, self.name, info.documents)
+        self.tokens_name = manifest.tokens_name(info)
+        self._header, self._size = tokens_header(manifest.container), manifest.tokens_bytes(info)
+        header = file_header(manifest.container, self.dtype, info.tokens)
+        self._check_file(self.tokens_name, header, info.tokens, self.dtype.itemsize)
+        self.ends = self._read_rising(ENDS, info.documents, "document")
         if len(self.ends) and self.ends[0] == 0:
-            raise damaged(store.url(name + ENDS), "the document ends do not rise")
+            raise damaged(store.url(self.name + ENDS), "the document ends do not rise")
         self.labels: np.ndarray | None = None
-        if runs is not None:
-            self.labels = self._read_rising(LABELS, runs, str(sha256.labels), "run")
+        if info.runs is not msgspec.UNSET:
+            self.labels = self._read_rising(LABELS, info.runs, "run")
         self._bytes: np.ndarray | None = None
         if self.mapped:
             self._bytes = mapped_bytes(store, self.tokens_name)
             self.tokens: np.ndarray = self._bytes[self._header :].view(self.dtype)
         if verify == "full":
-            self.check(0, tokens)
+            self.check(0, info.tokens)
 
     @property
     def record(self) -> ShardRecord:
@@ -112,7 +100,7 @@ class Shard:
                 self._read_whole(RECORD),
                 self.store.url(self.name + RECORD),
                 sha256=self._sha256.record,
-                token_bytes=self._header + self._tokens * self.dtype.itemsize,
+                token_bytes=self._size,
             )
         return self._record
 
@@ -124,7 +112,7 @@ class Shard:
             return self.tokens[start:stop]
         first, last = self._block_range(start, stop)
         size = self.record.blocks.bytes
-        end = min(last * size, self._header + self._tokens * self.dtype.itemsize)
+        end = min(last * size, self._size)
         data = self.store.read(self.tokens_name, first * size, end)
         if len(data) != end - first * size:
             raise damaged(self.store.url(self.tokens_name), "the file ends early")
@@ -193,7 +181,7 @@ class Shard:
         if header and self.store.read(name, 0, len(header)) != header:
             raise damaged(url, f"the NumPy header is not that of {count:,} values")
 
-    def _read_rising(self, kind: str, count: int, sha256: str, one: str) -> np.ndarray:
+    def _read_rising(self, kind: str, count: int, one: str) -> np.ndarray:
         """Return uint64 [count] that rise to the token count, from a file that is as it was."""
         header = npy_header(np.dtype(np.uint64), count)
         self._check_file(self.name + kind, header, count, 8)
@@ -202,7 +190,8 @@ class Shard:
             data = np.frombuffer(self._read_whole(kind, len(header) + 8 * count), np.uint8)
         else:  # mapped, so that thousands of open shards keep none of it in memory
             data = mapped_bytes(self.store, self.name + kind)
-        if self.verify != "off" and _sha256(data.data) != sha256:
+        sha256 = self._sha256[kind.split(".")[1]]
+        if self.verify != "off" and hashlib.sha256(data.data).hexdigest() != sha256:
             raise damaged(url, f"the {one} ends do not match their digest in the manifest")
         values = data[HEADER_BYTES:].view(np.uint64)
         if np.any(values[1:] <= values[:-1]):
@@ -216,9 +205,3 @@ class Shard:
             return self.store.read(self.name + kind, limit=limit)
         except FileNotFoundError as error:
             raise damaged(self.store.url(self.name + kind), "the file is missing") from error
-
-
-def _sha256(data: bytes | memoryview) -> str:
-    import hashlib
-
-    return hashlib.sha256(data).hexdigest()

@@ -20,11 +20,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from olm_data.bounded_json import Size
+from olm_data.bounded_json import Size, Sparse
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.docs import DOCS
+from olm_data.dataset.docs import no_column
 from olm_data.dataset.shard import Shard
-from olm_data.errors import InputError, UsageError, ValidationError, printable, suggest
+from olm_data.errors import InputError
 from olm_data.select.where import Node, columns
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from olm_data.select.selection import IdSet
 
 
-class ViewInfo(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class ViewInfo(Sparse, frozen=True, kw_only=True):
     """What a lock says of a source's view.
 
     Attributes:
@@ -106,12 +104,14 @@ class ViewScan:
             InputError: the condition cannot be decided, or documents have no id to exclude by.
             ValidationError: the document rows are damaged.
         """
-        self._check_digest(number)
+        from olm_data.arrow_values import strings
+
+        self._dataset.check_docs(number, "a view of it would hold other documents than it says")
         self._check_columns(shard.docs.schema())
         names = [] if self._node is None else columns(self._node)
         if self._excluded is not None and "id" not in names:
             names = [*names, "id"]
-        inputs = _paths(self._dataset)
+        inputs = strings([source.path for source in self._dataset.manifest.inputs])
         first = 0
         for batch in shard.docs.batches(names):
             mask = self._mask(batch, names, inputs)
@@ -193,40 +193,11 @@ class ViewScan:
             return
         for name in columns(self._node):
             if name not in schema.names:
-                raise UsageError(
-                    f"the documents have no column {printable(name)!r}",
-                    where=self._asked_at,
-                    fix=f"{suggest(name, schema.names)}; a column is there if tokenize got "
-                    "--keep NAME",
-                )
+                raise no_column(name, schema.names, self._asked_at)
         column = schema.names.index("input")
         check_types(self._node, schema.set(column, pa.field("input", pa.string())), self._asked_at)
-
-    def _check_digest(self, number: int) -> None:
-        """Refuse a docs.parquet that is not the manifest's: it would choose other documents."""
-        dataset = self._dataset
-        info = dataset.manifest.shards[number]
-        try:
-            if dataset.store.sha256(info.name + DOCS) == info.sha256["docs"]:
-                return
-        except FileNotFoundError:
-            found = "the file is missing"
-        else:
-            found = "the document rows do not match their digest in the manifest"
-        raise ValidationError(
-            found,
-            where=dataset.store.url(info.name + DOCS),
-            why="a view of it would hold other documents than it says",
-            fix="restore the file from a copy, or tokenise its inputs again into a new output",
-        )
 
 
 def _spelled(where: Node | str | None, ids: int) -> str:
     parts = [] if where is None else [f"where {where}"]
     return " and ".join(parts + ([f"without {ids:,} ids"] if ids else []))
-
-
-def _paths(dataset: Dataset) -> pa.Array:
-    from olm_data.arrow_values import strings
-
-    return strings([source.path for source in dataset.manifest.inputs])

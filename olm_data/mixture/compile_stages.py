@@ -4,23 +4,51 @@
 
 A stage by shares takes as many rows as its tokens say, and its shares become counts per block. A
 stage by epochs, and one whose sources were capped, is a number of rows of each source: its counts
-draw exactly these, in several parts where no block does. A ramp is a part for each step (ramp.py).
+draw exactly these, in several parts where no block does. A ramp, whose shares go from one mixture
+to another, is a staircase: a part for each step.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from olm_data.errors import UsageError
 from olm_data.mixture.lock_format import LockSource, LockStage, part_label
 from olm_data.mixture.manifest import Mixture
-from olm_data.mixture.ramp import RampStep, staircase
 from olm_data.mixture.stage_spec import Share, StageSpec, capacity, fill, leaves, members
 from olm_data.order.prp import MAX_ROWS
 from olm_data.order.schedule import ScheduleStage, rows_by_source
-from olm_data.order.slots import compile_shares, exact_parts, round_amounts, slot_table
+from olm_data.order.slots import (
+    compile_shares,
+    exact_parts,
+    round_amounts,
+    round_counts,
+    slot_table,
+)
+
+STEPS = 100
+"""Steps of a ramp; inside one a source is at most 1/8 of the step's rise of its rows off."""
+
+LONGEST = 1 << 14
+"""Rows of a step, and slots of its block; a longer step repeats its block."""
+
+
+@dataclass(frozen=True)
+class RampStep:
+    """Rows of a stage with constant counts; whole blocks.
+
+    Attributes:
+        counts: rows of each source in a block.
+        wanted: share of each source: of a ramp its mean over these rows.
+    """
+
+    rows: int
+    counts: tuple[int, ...]
+    wanted: tuple[Fraction, ...]
 
 
 def compile_stages(
@@ -85,7 +113,7 @@ def _by_shares(
     if spec.tree_to:
         steps = staircase(shares, _shares(spec.tree_to, sources), rows)
         return _parts(spec, sources, steps, spec.tokens, length)
-    counts = compile_shares(shares).counts
+    counts = compile_shares(shares)
     drawn = rows_by_source(ScheduleStage(rows, counts), slot_table(counts))
     if mixture.on_exhausted == "cap_and_redistribute":
         left = [_left(spec, source, t) for source, t in zip(sources, taken, strict=True)]
@@ -177,6 +205,54 @@ def _stage(
         groups=members(spec.tree) | members(spec.tree_to),
         weights_file={"name": file[0], "sha256": file[1]} if file else {},
     )
+
+
+def staircase(start: Sequence[Fraction], end: Sequence[Fraction], rows: int) -> list[RampStep]:
+    """Cut a ramp of `rows` rows into steps, so that no rounding adds up.
+
+    What a source gives up to row x of a ramp of R rows is the integral a x + (b - a) x^2 / 2R of
+    its share, a at the start and b at the end. After each step every source has given that, rounded
+    up or down; inside a step its share is constant.
+
+    With q = ceil(rows / (STEPS * LONGEST)) the ramp has R = floor(rows / q) units of q rows. Step i
+    ends with unit floor((i + 1) R / STEPS), and up to there a source has given its integral,
+    rounded up or down, times q. The fewer than q rows behind the last unit have the shares of the
+    end.
+
+    Args:
+        start, end: share of each source; each sums to 1.
+    """
+    times = -(-rows // (STEPS * LONGEST))
+    units = rows // times
+    ends = sorted({units * i // STEPS for i in range(STEPS + 1)})
+    upto = [
+        [a * x + (b - a) * Fraction(x * x, 2 * units) for a, b in zip(start, end, strict=True)]
+        for x in ends
+    ]
+    given, steps = [0] * len(start), list[RampStep]()
+    for step, (first, last) in enumerate(pairwise(ends)):
+        counts = [max(int(w) - g, 0) for w, g in zip(upto[step + 1], given, strict=True)]
+        # one more unit of the sources that may give it now and must do so soonest
+        more = [
+            (_due(upto[step + 2 :], s, given[s] + counts[s] + 1), s)
+            for s in range(len(start))
+            if given[s] + counts[s] < upto[step + 1][s]
+        ]
+        for _, s in sorted(more)[: last - first - sum(counts)]:
+            counts[s] += 1
+        given = [g + count for g, count in zip(given, counts, strict=True)]
+        common = math.gcd(*counts)
+        wanted = [(b - a) / (last - first) for a, b in zip(upto[step], upto[step + 1], strict=True)]
+        block = tuple(count // common for count in counts)
+        steps.append(RampStep((last - first) * times, block, tuple(wanted)))
+    if rest := rows - units * times:
+        steps.append(RampStep(rest, round_counts(end, rest), tuple(end)))
+    return steps
+
+
+def _due(later: Sequence[Sequence[Fraction]], source: int, amount: int) -> int:
+    """Return after how many later steps a source must have given an amount."""
+    return next((k for k, upto in enumerate(later) if upto[source] >= amount), len(later))
 
 
 def _shares(tree: Sequence[Share], sources: Sequence[LockSource]) -> list[Fraction]:

@@ -216,20 +216,12 @@ class Lock(LockFile, frozen=True, kw_only=True):
         plan = self.sources[index].plan
         if plan is None:
             return None
-        return RowPlan.open(
-            Store(self.folder).child(plan.folder),
-            plan.rows,
-            plan.pieces,
-            plan.sha256,
-            verify=verify,
-        )
+        return RowPlan.open(Store(self.folder).child(plan.folder), plan, verify=verify)
 
     def open_rows(self, index: int, *, verify: Verify = "lazy") -> RowPlan | StreamRows:
         """Open what says which tokens the rows of one source hold."""
-        plan = self.open_plan(index, verify=verify)
-        if plan is not None:
-            return plan
-        return StreamRows(self.sources[index].rows, self.sequence_length)
+        stream = StreamRows(self.sources[index].rows, self.sequence_length)
+        return self.open_plan(index, verify=verify) or stream
 
     def open_datasets(self, *, verify: Verify = "lazy") -> list[Dataset]:
         """Open each source's dataset, in the order of `sources`, and check it is the locked one.

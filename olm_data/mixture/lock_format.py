@@ -18,7 +18,7 @@ from typing import Annotated
 
 import msgspec
 
-from olm_data.bounded_json import JsonObject, Size
+from olm_data.bounded_json import JsonObject, Size, Sparse
 from olm_data.counts import MAX_COUNT, MAX_SEQUENCE_LENGTH
 from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.dataset.view import ViewInfo
@@ -42,9 +42,7 @@ LOSS_UNITS, MAX_LOSS_WEIGHT = 1000, 1000
 """Parts of 1 that the loss weight of a source is counted in; the largest there is."""
 
 
-class Likeness(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class Likeness(Sparse, frozen=True, kw_only=True):
     """How a source is like that of another lock, "there" (`mix --like`).
 
     A document is counted as often as it is drawn.
@@ -69,9 +67,7 @@ class Likeness(
     cut_here: Size = 0
 
 
-class LockSource(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class LockSource(Sparse, frozen=True, kw_only=True):
     """One source; `dataset` is the dataset's digest, `max_epochs` an exact "n/d".
 
     `plan` is what the row plan must be where the packing or a view needs one, else None. `view` is
@@ -119,9 +115,7 @@ class LockSource(
         return 0 if self.plan is None else 1 - self.plan.tokens / (self.rows * sequence_length)
 
 
-class LockStage(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class LockStage(Sparse, frozen=True, kw_only=True):
     """One stage; lists are in the order of the lock's sources, `wanted` holds exact "n/d".
 
     `rows` are rows of the lock's sequence length; `sequence_length` is the shorter one they are cut
@@ -149,10 +143,10 @@ class LockStage(
     sequence_length: Size | None = None
     part_of: str | None = None
     epochs: tuple[str, ...] = ()
-    max_epochs: dict[str, str] = {}
+    max_epochs: dict[str, str] = msgspec.field(default_factory=dict)
     capped: tuple[str, ...] = ()
-    groups: dict[str, tuple[str, ...]] = {}
-    weights_file: dict[str, str] = {}
+    groups: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    weights_file: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.part_of is not None and not (
@@ -187,9 +181,7 @@ class OlderLock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     order_sha256: str
 
 
-class LockFile(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class LockFile(Sparse, frozen=True, kw_only=True):
     """The keys of `mixture.lock.json`; one with a default is left out where it is not used.
 
     Beside them stand `packing`, its name; `order`, which is the version of the schedule; and the

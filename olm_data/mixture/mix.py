@@ -280,11 +280,8 @@ class MixPlan:
         return ours
 
     def _source(self, spec: SourceSpec) -> LockSource:
-        mixture, dataset, packed = (
-            self.mixture,
-            self.datasets[spec.name],
-            self.packed.get(spec.name),
-        )
+        mixture, dataset = self.mixture, self.datasets[spec.name]
+        packed = self.packed.get(spec.name)
         length, tokens = mixture.sequence_length, dataset.tokens
         plan, view = (None, None) if packed is None else (packed.plan, packed.view)
         bound = dataset.manifest.documents_bound(length) if plan is None else plan.most_pieces

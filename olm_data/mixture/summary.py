@@ -19,7 +19,7 @@ from olm_data.counts import counted
 from olm_data.dataset.view import ViewInfo
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.lock_format import Likeness, LockSource, LockStage, ManifestStage
-from olm_data.order.slots import FIRST_BLOCK, MAX_BLOCK, TOLERANCE
+from olm_data.order.slots import FIRST_BLOCK, MAX_BLOCK, TOLERANCE, largest_error
 from olm_data.printing import Columns, Loss, Share, ShareError, fitted, table
 from olm_data.storage.store import is_remote
 
@@ -338,15 +338,11 @@ def _block(stage: LockStage) -> str:
     common = math.lcm(*(share.denominator for share in shares))
     if common <= MAX_BLOCK:
         return f"  block: the common denominator {common:,} is at most 2^20: B = {stage.block:,}"
-    errors = [
-        abs(Fraction(count, stage.block) - share) / share
-        for count, share in zip(stage.counts, shares, strict=True)
-        if share
-    ]
+    error = largest_error(stage.counts, shares)
     return (
         f"  block: the common denominator {_short(common)} is more than 2^20; of B = "
         f"{FIRST_BLOCK:,}, doubled up to {MAX_BLOCK:,}, B = {stage.block:,} is the first with "
-        f"every error below 1/10,000, or else the best: largest {float(max(errors)):.5%}; shares "
+        f"every error below 1/10,000, or else the best: largest {float(error):.5%}; shares "
         "of B are rounded by largest remainder"
     )
 

@@ -15,30 +15,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import itemgetter
 
 import numpy as np
 
 FIRST_BLOCK = 1 << 16
 MAX_BLOCK = 1 << 20
 TOLERANCE = Fraction(1, 10_000)
-
-
-@dataclass(frozen=True)
-class BlockCounts:
-    """Integer counts that stand for wanted shares.
-
-    Attributes:
-        counts: rows of each source in one block; their sum is the block length B.
-        error: the largest relative error |counts/B - share| / share over the sources with a share.
-    """
-
-    counts: tuple[int, ...]
-    error: Fraction
-
-    @property
-    def block(self) -> int:
-        """Rows in one block, B."""
-        return sum(self.counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +59,10 @@ def normalise(weights: Sequence[Fraction | int]) -> tuple[Fraction, ...]:
     return tuple(Fraction(weight) / total for weight in weights)
 
 
-def compile_shares(shares: Sequence[Fraction]) -> BlockCounts:
-    """Return counts per block for shares that sum to 1.
+def compile_shares(shares: Sequence[Fraction]) -> tuple[int, ...]:
+    """Return the rows of each source in a block, for shares that sum to 1.
 
-    Where the common denominator of the shares is at most 2^20 it is the block length and the
+    Where the common denominator of the shares is at most 2^20 it is the block length B and the
     counts are exact. Otherwise the counts are rounded by largest remainder for B = 2^16, 2^17, ...
     2^20, and the first B with every relative error below 1/10,000 is taken, or else the B with the
     smallest largest error (the shortest of equals).
@@ -88,23 +71,20 @@ def compile_shares(shares: Sequence[Fraction]) -> BlockCounts:
         raise ValueError("shares must not be negative and must sum to 1")
     denominator = math.lcm(*(share.denominator for share in shares))
     if denominator <= MAX_BLOCK:
-        return BlockCounts(tuple(int(share * denominator) for share in shares), Fraction(0))
-    best: BlockCounts | None = None
+        return tuple(int(share * denominator) for share in shares)
+    tried: list[tuple[Fraction, tuple[int, ...]]] = []
     block = FIRST_BLOCK
-    while block <= MAX_BLOCK:
+    while block <= MAX_BLOCK and (not tried or tried[-1][0] >= TOLERANCE):
         counts = round_counts(shares, block)
-        error = max(
-            abs(Fraction(count, block) - share) / share
-            for count, share in zip(counts, shares, strict=True)
-            if share
-        )
-        if best is None or error < best.error:
-            best = BlockCounts(counts, error)
-        if error < TOLERANCE:
-            break
+        tried.append((largest_error(counts, shares), counts))
         block *= 2
-    assert best is not None
-    return best
+    return min(tried, key=itemgetter(0))[1]
+
+
+def largest_error(counts: Sequence[int], shares: Sequence[Fraction]) -> Fraction:
+    """Return the largest |count / B - share| / share of the sources with a share, B all counts."""
+    block, pairs = sum(counts), zip(counts, shares, strict=True)
+    return max(abs(Fraction(count, block) - share) / share for count, share in pairs if share)
 
 
 def round_counts(shares: Sequence[Fraction], block: int) -> tuple[int, ...]:

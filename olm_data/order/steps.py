@@ -349,13 +349,10 @@ class Split:
     def __post_init__(self) -> None:
         unit = self.world_size * (self.microbatch_rows or 1)
         if self.step_rows % unit:
+            size = self.microbatch_rows
             raise UsageError(
                 f"a step of {self.step_rows:,} rows does not divide into {self.world_size:,} ranks"
-                + (
-                    f" and micro-batches of {self.microbatch_rows:,}"
-                    if self.microbatch_rows
-                    else ""
-                ),
+                + (f" and micro-batches of {size:,}" if size else ""),
                 fix="give the world size and the micro-batch of the run",
             )
 

@@ -8,7 +8,7 @@ Packs as `mix` does, so the numbers are those of the rows that would be trained 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 
 import msgspec
@@ -145,10 +145,8 @@ def comparison_lines(found: Sequence[Comparison]) -> Iterator[str]:
 
 
 def _groups(found: Sequence[Comparison]) -> list[list[Comparison]]:
-    groups: dict[tuple[str, int], list[Comparison]] = {}
-    for one in found:
-        groups.setdefault((one.dataset, one.sequence_length), []).append(one)
-    return list(groups.values())
+    groups = groupby(found, key=lambda one: (one.dataset, one.sequence_length))
+    return [list(group) for _, group in groups]
 
 
 def _title(one: Comparison) -> str:
@@ -178,8 +176,7 @@ def write_comparison(found: Sequence[Comparison], output: str) -> Path:
     """Write the comparisons as one HTML page with pictures."""
     from matplotlib.axes import Axes
 
-    from olm_data import page
-    from olm_data.page import colours, section, svg, whole_numbers, write_page
+    from olm_data.page import colours, section, svg, table, whole_numbers, write_page
 
     sections = []
     for chosen in _groups(found):
@@ -197,6 +194,6 @@ def write_comparison(found: Sequence[Comparison], output: str) -> Path:
 
         head, rows = _side_by_side(chosen)
         alt = f"Documents in a row by packing: {', '.join(head[1:])}"
-        sections.append(section(_title(chosen[0]), svg(draw, alt) + page.table(head, rows)))
+        sections.append(section(_title(chosen[0]), svg(draw, alt) + table(head, rows)))
     facts = [("datasets", f"{len({c.dataset for c in found})}"), ("comparisons", f"{len(found)}")]
     return write_page(output, "olm packing", facts, sections)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,16 @@ class PlanInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Folder of the files, relative to the lock's: named by content, so locks can share it."""
         return f"row-plans/{digest(msgspec.to_builtins(self))[:16]}"
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Values in each file, by name."""
+        return {STARTS: self.pieces, LENGTHS: self.pieces, ENDS: self.rows}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, by name."""
+        return {name: HEADER_BYTES + n * FILES[name].itemsize for name, n in self.counts.items()}
+
 
 class RowPlan:
     """A stored plan, memory-mapped.
@@ -105,22 +115,14 @@ class RowPlan:
         return np.unique(rows).astype(np.int64)
 
     @classmethod
-    def open(
-        cls,
-        store: Store,
-        rows: int,
-        pieces: int,
-        sha256: Mapping[str, str],
-        *,
-        verify: Verify = "lazy",
-    ) -> RowPlan:
-        """Open the plan in `store`, which must have just so many rows and pieces.
+    def open(cls, store: Store, info: PlanInfo, *, verify: Verify = "lazy") -> RowPlan:
+        """Open the plan in `store`, which must be what the lock says of it.
 
         A remote plan is copied into a temporary folder and mapped from there; the space is free
         again when the plan is let go.
 
         Args:
-            sha256: digest of each file, by name; checked, of local files unless `verify` is off.
+            verify: `off` leaves out the digests of local files.
 
         Raises:
             ValidationError: a file is missing, damaged, or of another size.
@@ -128,11 +130,10 @@ class RowPlan:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(scratch()) if store.remote else Path(store.root)
             arrays = []
-            for name, dtype in FILES.items():
-                count = rows if name == ENDS else pieces
+            for name, count in info.counts.items():
                 try:
+                    dtype, size, wanted = FILES[name], store.size(name), info.sizes[name]
                     header = npy_header(dtype, count)
-                    size, wanted = store.size(name), file_sizes(rows, pieces)[name]
                     if size != wanted:
                         raise ValueError(
                             "it is missing" if size is None else f"{size:,} bytes, not {wanted:,}"
@@ -144,7 +145,7 @@ class RowPlan:
                     array = data[len(header) :].view(dtype)
                     if seen is None and verify != "off":
                         seen = store.sha256(name)
-                    if seen not in (None, sha256[name]):
+                    if seen not in (None, info.sha256[name]):
                         raise ValueError("its digest is not the one in the lock")
                 except ValidationError:
                     raise
@@ -152,17 +153,6 @@ class RowPlan:
                     raise _damaged(store.url(name), str(error)) from error
                 arrays.append(array)
             return cls(*arrays)
-
-    @staticmethod
-    def digests(folder: Path) -> dict[str, str]:
-        """Return the sha256 of each file of a plan, by name."""
-        return {name: sha256_file(folder / name) for name in FILES}
-
-
-def file_sizes(rows: int, pieces: int) -> dict[str, int]:
-    """Return the bytes of each file of a plan with so many rows and pieces, by name."""
-    counts = {name: rows if name == ENDS else pieces for name in FILES}
-    return {name: HEADER_BYTES + count * FILES[name].itemsize for name, count in counts.items()}
 
 
 def write(folder: Path, parts: Iterable[PackedRows]) -> tuple[int, int]:
@@ -293,5 +283,5 @@ def info_of(folder: Path, size: tuple[int, int], cost: PackingCost, most: int) -
         cut=cost.cut_long,
         dropped=cost.dropped,
         most_pieces=most,
-        sha256=RowPlan.digests(folder),
+        sha256={name: sha256_file(folder / name) for name in FILES},
     )

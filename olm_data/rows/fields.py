@@ -101,14 +101,6 @@ def piece_starts(cu_seqlens: Int32, length: int) -> Int32:
     return (cu_seqlens[:-1] % length).repeat(np.diff(cu_seqlens)).reshape(-1, length)
 
 
-def most_pieces(max_documents_per_row: int, parts: int) -> int:
-    """Return the most pieces of documents that a row cut into `parts` can hold.
-
-    Each of the parts - 1 cuts may go through a document and so add one piece.
-    """
-    return max_documents_per_row + parts - 1
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowBatch:
     """b rows of S tokens. The arrays share recycled memory: it is reused once none is referenced.
@@ -119,7 +111,7 @@ class RowBatch:
         input_ids: int64 [b, S].
         labels: int64 [b, S], -100 where the next token belongs to another document, is not trained
             or is padding.
-        cu_seqlens: int32 [b / parts * most_pieces(max_documents_per_row, parts) + 1], see
+        cu_seqlens: int32 [b / parts * (max_documents_per_row + parts - 1) + 1], see
             `piece_offsets`.
         max_seqlen: S.
         following: uint16 | uint32 [b / parts], the token that follows each row of the schedule.

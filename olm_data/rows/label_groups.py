@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.docs import DOCS, docs_schema
-from olm_data.errors import UsageError, ValidationError, printable, suggest
+from olm_data.dataset.docs import docs_schema, no_column
+from olm_data.errors import UsageError, printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,7 +87,8 @@ class LabelGroups:
 
     def __init__(self, dataset: Dataset, sequence_length: int, by: Sequence[str] = ()) -> None:
         self._length, self._tokens = sequence_length, dataset.tokens
-        self._starts = _document_starts(dataset)
+        ends = dataset.ends_between(0, dataset.tokens)
+        self._starts = np.unique(np.concatenate([[0], ends, [dataset.tokens]]))
         lengths = np.diff(self._starts)
         rules = dataset.manifest.tokenizer
         self._first = int(rules.eos_begins is None)  # the first token of a document that is a label
@@ -189,15 +190,6 @@ def _edges(longest: int) -> Int64:
     return kept
 
 
-def _document_starts(dataset: Dataset) -> Int64:
-    """Return where documents begin in the stream, and its end: int64 [documents + 1]."""
-    parts = [np.zeros(1, np.int64)]
-    for number, info in enumerate(dataset.manifest.shards):
-        base = int(dataset.token_ends[number]) - info.tokens
-        parts.append(dataset.shard(number).ends.astype(np.int64) + base)
-    return np.concatenate(parts)
-
-
 def _read(dataset: Dataset, by: Sequence[str], columns: Sequence[str]) -> pa.Table:
     """Return text bytes and columns of all documents, from files that are the manifest's."""
     import pyarrow as pa
@@ -205,14 +197,8 @@ def _read(dataset: Dataset, by: Sequence[str], columns: Sequence[str]) -> pa.Tab
     names = list(dict.fromkeys(["text_bytes", *columns]))
     own = docs_schema()
     tables = []
-    for number, info in enumerate(dataset.manifest.shards):
-        if dataset.store.sha256(info.name + DOCS) != info.sha256["docs"]:
-            raise ValidationError(
-                "the document rows do not match their digest in the manifest",
-                where=dataset.store.url(info.name + DOCS),
-                why="bits per byte would be computed from other bytes",
-                fix="restore the file from a copy, or tokenise its inputs again",
-            )
+    for number in range(len(dataset.manifest.shards)):
+        dataset.check_docs(number, "bits per byte would be computed from other bytes")
         docs = dataset.shard(number).docs
         kept = [name for name in docs.schema().names if name not in own.names]
         _check(by, columns, kept, dataset.store.root)
@@ -233,12 +219,7 @@ def _check(by: Sequence[str], columns: Sequence[str], kept: Sequence[str], where
     known = [INPUT, *kept]
     for name in columns:
         if name not in known:
-            raise UsageError(
-                f"the documents have no column {printable(name)!r} to group by",
-                where=where,
-                fix=f"{suggest(name, [*known, *COMPUTED])}; a column is there if tokenize got "
-                "--keep NAME",
-            )
+            raise no_column(name, [*known, *COMPUTED], where, " to group by")
 
 
 def _grouped(

@@ -13,7 +13,7 @@ another shape.
 
 Memory for the arrays of batches, recycled as soon as nobody looks at a batch any more.
 
-    Pool.lease -> one block -> BatchMemory: the arrays of a batch -> ... -> last view dies -> Pool
+    Pool.lease -> one block: the arrays of a batch -> ... -> last view dies -> Pool
 
 Also: the shards of several datasets as one row of tokens: which holds a token, opened on demand.
 """
@@ -25,7 +25,6 @@ import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,6 @@ from olm_data.rows.fields import (
     RowBatch,
     fill_labels,
     hide_untrained,
-    most_pieces,
     piece_offsets,
 )
 from olm_data.rows.remote_shards import CachedShard, RemoteShards
@@ -195,12 +193,8 @@ class Pool:
         blocks = self._free.setdefault(size, [])
         block = blocks.pop() if blocks else _pages(size)
         array = np.frombuffer(block, dtype=np.uint8, count=size)
-        self._leases[id(block)] = weakref.ref(array, partial(_give_back, blocks, block))
+        self._leases[id(block)] = weakref.ref(array, lambda _: blocks.append(block))
         return array
-
-
-def _give_back(blocks: list[mmap.mmap], block: mmap.mmap, _: object) -> None:
-    blocks.append(block)
 
 
 HUGE = 2 << 20
@@ -213,15 +207,6 @@ def _pages(size: int) -> mmap.mmap:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
     return block
-
-
-class BatchMemory:
-    """The arrays of one batch laid out in one block of a pool."""
-
-    def __init__(self, pool: Pool, rows: int, length: int) -> None:
-        size = rows * length
-        block = pool.lease(size * 16)
-        self.input_ids, self.labels = block.view(np.int64).reshape(2, rows, length)
 
 
 _ACROSS = -1
@@ -444,16 +429,16 @@ class Windows:
         Raises:
             ValidationError: a shard is damaged, or holds more documents than its manifest promises.
         """
-        lease = BatchMemory(self._pool, j - i, self._length)
-        cuts, following = self._fill(i, j, lease)
+        input_ids, labels, cuts, following = self._fill(i, j)
         length = self._length // parts
         # [b, S] -> [b * parts, S / parts], without a copy
         shape = ((j - i) * parts, length)
-        capacity = (j - i) * most_pieces(self._max_documents_per_row, parts)
+        # each of the parts - 1 cuts may go through a document and so add one piece
+        capacity = (j - i) * (self._max_documents_per_row + parts - 1)
         return RowBatch(
             rows=self._rows[i:j].repeat(parts),
-            input_ids=lease.input_ids.reshape(shape),
-            labels=lease.labels.reshape(shape),
+            input_ids=input_ids.reshape(shape),
+            labels=labels.reshape(shape),
             cu_seqlens=piece_offsets(cuts, capacity, *shape),
             max_seqlen=length,
             following=following,
@@ -461,12 +446,12 @@ class Windows:
 
     def read_tokens(self, i: int, j: int) -> tuple[Int64, Int64]:
         """Return only (input_ids, labels) of windows i .. j-1, as `read` would."""
-        lease = BatchMemory(self._pool, j - i, self._length)
-        self._fill(i, j, lease)
-        return lease.input_ids, lease.labels
+        return self._fill(i, j)[:2]
 
-    def _fill(self, i: int, j: int, lease: BatchMemory) -> tuple[Int64, NDArray[Any]]:
-        """Write inputs and labels of windows i .. j-1; return their cuts, and what follows them."""
+    def _fill(self, i: int, j: int) -> tuple[Int64, Int64, Int64, NDArray[Any]]:
+        """Return inputs and labels of windows i .. j-1, their cuts, and what follows them."""
+        block = self._pool.lease((j - i) * self._length * 16)
+        input_ids, labels = block.view(np.int64).reshape(2, j - i, self._length)
         width, dtype, near = self._length + 1, self._shards.dtype, self._near
         rows: list[memoryview | bytes] = []
         padded: list[tuple[int, int]] = []  # (row in the batch, tokens it really has)
@@ -487,14 +472,14 @@ class Windows:
         # one join copies faster than a loop over rows, and what it makes stays in a core's cache
         gathered = np.frombuffer(b"".join(rows), dtype).reshape(j - i, width)
         cuts = self._cuts_of(i, j)
-        fill_labels(gathered, cuts, lease.input_ids, lease.labels)
+        fill_labels(gathered, cuts, input_ids, labels)
         for row, valid in padded:
-            lease.labels[row, max(0, valid - 1) :] = IGNORED_LABEL
+            labels[row, max(0, valid - 1) :] = IGNORED_LABEL
         if any(self._shards.labelled):
             for row, source in enumerate(self.source[i:j].tolist()):
                 if self._shards.labelled[source]:
-                    hide_untrained(self._trained(i + row), lease.labels[row])
-        return cuts, gathered[:, -1].copy()
+                    hide_untrained(self._trained(i + row), labels[row])
+        return input_ids, labels, cuts, gathered[:, -1].copy()
 
     def _open(self, number: int) -> Shard | CachedShard:
         """Return a shard whose windows are looked up, and keep it at hand."""

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.record import HEADER_BYTES, RECORD, tokens_header
+from olm_data.dataset.record import HEADER_BYTES, RECORD
 from olm_data.dataset.shard import ENDS, LABELS, Shard
 from olm_data.errors import OlmError
 from olm_data.rows.shard_cache import NextUses, RemoteShard, ShardCache, Stopped
@@ -52,11 +52,6 @@ class RemoteShards:
         self._places = [(d, i) for d in datasets for i in range(len(d.manifest.shards))]
         self._prefetch = _Prefetch(self)
         self._threads: list[threading.Thread] = []
-
-    def describe(self, number: int) -> RemoteShard:
-        """Return what has to be fetched for a shard: tokens, ends, labels, commit record."""
-        dataset, index = self._places[number]
-        return remote_shard(dataset, index)
 
     def prefetch(self, steps: Any, shards: Any) -> None:
         """Replace what is known of the future, and fetch ahead from now on.
@@ -99,7 +94,7 @@ class RemoteShards:
     def shard(self, number: int) -> Shard:
         """Return a shard as it lies in the cache, after as many tries as files are lost."""
         dataset, index = self._places[number]
-        wanted = self.describe(number)
+        wanted = remote_shard(dataset, index)
         for last in (*[False] * (_TRIES - 1), True):
             folder = self.cache.fetch(wanted, self._prefetch.next_uses)
             assert folder is not None  # an urgent fetch may give up anything
@@ -116,7 +111,7 @@ class RemoteShards:
 
         One that was given up for room since it was opened is no loss.
         """
-        wanted = self.describe(number)
+        wanted = remote_shard(*self._places[number])
         if self.cache.given_up(wanted):
             return
         self.fetched_again += 1
@@ -166,23 +161,16 @@ class CachedShard:
 
 
 def remote_shard(dataset: Dataset, index: int) -> RemoteShard:
-    """Return what has to be fetched to read the tokens of a shard."""
-    info = dataset.manifest.shards[index]
-    head = tokens_header(dataset.manifest.container)
-    name = dataset.tokens_name(index)
-    return RemoteShard(
-        dataset.store,
-        {
-            name: (head + info.tokens * dataset.dtype.itemsize, info.sha256["tokens"]),
-            info.name + ENDS: (HEADER_BYTES + 8 * info.documents, info.sha256["ends"]),
-            info.name + RECORD: (None, info.sha256["record"]),
-        }
-        | (
-            {}
-            if info.runs is msgspec.UNSET
-            else {info.name + LABELS: (HEADER_BYTES + 8 * info.runs, info.sha256["labels"])}
-        ),
-    )
+    """Return what has to be fetched to read a shard: tokens, ends, labels, commit record."""
+    manifest, info = dataset.manifest, dataset.manifest.shards[index]
+    files: dict[str, tuple[int | None, str]] = {
+        manifest.tokens_name(info): (manifest.tokens_bytes(info), info.sha256.tokens),
+        info.name + ENDS: (HEADER_BYTES + 8 * info.documents, info.sha256.ends),
+        info.name + RECORD: (None, info.sha256.record),
+    }
+    if info.runs is not msgspec.UNSET:
+        files[info.name + LABELS] = (HEADER_BYTES + 8 * info.runs, info.sha256["labels"])
+    return RemoteShard(dataset.store, files)
 
 
 class _Prefetch:

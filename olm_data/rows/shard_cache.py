@@ -28,7 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olm_data.bounded_json import digest
-from olm_data.errors import StorageError, ValidationError
+from olm_data.dataset.record import damaged
+from olm_data.errors import StorageError
 from olm_data.storage.disk import io_errors, locked, make_folder
 from olm_data.storage.process import Process, ProcessState, state_of, this_process
 from olm_data.storage.store import Store
@@ -309,9 +310,5 @@ def _download(
         if seen == sha256 and size in (None, count):
             return
         if attempt == 2:
-            raise ValidationError(
-                f"the file is not the one that the manifest describes ({count:,} arrived)",
-                where=store.url(name),
-                why="training on it would feed the model other tokens than were written",
-                fix="restore the file from a copy, or tokenise its inputs again",
-            )
+            said = f"the file is not the one that the manifest describes ({count:,} arrived)"
+            raise damaged(store.url(name), said)

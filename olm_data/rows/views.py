@@ -87,6 +87,12 @@ class RowView(msgspec.Struct, frozen=True, kw_only=True):
     pieces: list[DocumentView]
 
 
+def not_there(what: str, kind: str, count: int, where: str | None = None) -> UsageError:
+    """Return the error for something beyond the `count` there are of its kind."""
+    fix = f"{kind} are numbered from 0 to {count - 1:,}"
+    return UsageError(f"there is no {what}", where=where, fix=fix)
+
+
 def view_document(dataset: Dataset, number: int, *, most_tokens: int | None = None) -> DocumentView:
     """Return document `number` of a dataset, or its first `most_tokens` tokens.
 
@@ -94,11 +100,7 @@ def view_document(dataset: Dataset, number: int, *, most_tokens: int | None = No
         UsageError: there is no such document.
     """
     if not 0 <= number < dataset.documents:
-        raise UsageError(
-            f"there is no document {number}",
-            where=dataset.store.root,
-            fix=f"documents are numbered from 0 to {dataset.documents - 1:,}",
-        )
+        raise not_there(f"document {number}", "documents", dataset.documents, dataset.store.root)
     low, high = dataset.document_span(number)
     return view_part(dataset, number, 0, min(high - low, most_tokens or high - low))
 
@@ -173,9 +175,7 @@ class LockRows:
         """
         lock = self.lock
         if not 0 <= row < self.total:
-            raise UsageError(
-                f"there is no row {row}", fix=f"rows are numbered from 0 to {self.total - 1:,}"
-            )
+            raise not_there(f"row {row}", "rows", self.total)
         origin = self.schedule.locate(np.array([row], np.int64))
         source, source_row = int(origin.source[0]), int(origin.row[0])
         dataset, rows = self.source(source)
@@ -226,7 +226,7 @@ def _pieces(dataset: Dataset, first: int, stop: int) -> list[DocumentView]:
 
 def view_part(dataset: Dataset, number: int, start: int, stop: int) -> DocumentView:
     """Return tokens [start, stop) of a document; no other token is read."""
-    origin, rules = dataset.origin(number), dataset.manifest.tokenizer
+    rules, origin = dataset.manifest.tokenizer, dict(vars(dataset.origin(number)))
     first, last = dataset.document_span(number)
     ids = dataset.read(first + start, first + stop)
     bos = rules.bos is not None and start == 0
@@ -237,20 +237,15 @@ def view_part(dataset: Dataset, number: int, start: int, stop: int) -> DocumentV
         edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
         trained = list(zip(edges[::2], edges[1::2], strict=True))
     return DocumentView(
-        document=number,
+        document=origin.pop("number"),
         shard=dataset.shard_of(number)[0],
-        id=origin.id,
-        input=origin.input,
-        position=origin.position,
-        position_kind=origin.position_kind,
         start=start,
         stop=stop,
         tokens=last - first,
-        text_bytes=origin.text_bytes,
         ids=ids.tolist(),
         text=dataset.tokenizer.decode(ids[int(bos) : len(ids) - int(eos)]),
         bos=bos,
         eos=eos,
-        columns=origin.columns,
         trained=trained,
+        **origin,
     )

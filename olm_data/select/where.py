@@ -26,6 +26,7 @@ from typing import Annotated, Any, ClassVar, NoReturn
 
 from olm_data.config.hints import ReadBy
 from olm_data.errors import UsageError, printable, quoted
+from olm_data.storage.names import is_unicode
 
 MOST_CHARACTERS, MOST_NODES, MOST_DEPTH = 16_384, 4_096, 64
 
@@ -278,7 +279,7 @@ class _Reader:
             case bool():
                 return value
             case str():
-                if not _encodable(value):
+                if not is_unicode(value):
                     self._refuse("a string holds half a surrogate pair, which no text does")
                 return value
             case int():
@@ -302,14 +303,6 @@ def _name(column: str) -> str:
     if plain and column not in _WORDS and not re.fullmatch(r"_\d+_", column):
         return column
     return f"`{column}`"
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _refused(text: str, why: str) -> UsageError:

@@ -280,7 +280,7 @@ def _manifest(
 ) -> Manifest:
     """Return the manifest of split `number`, without the counts of duplicates."""
     plan, records = request.plan, [result.splits[number] for result in shards.results]
-    inputs, dropped = input_totals(plan, shards.accounts), dropped_of(shards.accounts)
+    inputs, dropped = input_totals(plan.inputs, shards.accounts), dropped_of(shards.accounts)
     added, first_plan, options = [], plan.digest, plan.settings.options(SPLITS[number])
     if before is not None and request.base is not None:
         old, first = before.manifest, len(request.base.inputs)

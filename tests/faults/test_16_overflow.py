@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import prp1_reference as reference
 from support.plans import plan_of
+from support.small_datasets import write_dataset
 from support.stand_in import compiled
 
 from olm_data.dataset.account import InputAccount, check_accounts, totals_by_input
 from olm_data.dataset.inputs import Unit
-from olm_data.dataset.manifest import ShardDigests
 from olm_data.dataset.record import HEADER_BYTES, TOKENS, npy_header, window_counts
 from olm_data.dataset.shard import ENDS, Shard
 from olm_data.errors import UsageError
@@ -44,15 +43,9 @@ def test_16_tokens_beyond_2_to_the_32_are_read_where_they_are(dtype: str, tmp_pa
             file.write(np.array([place % 60_000], kind).tobytes())
     ends = npy_header(np.dtype(np.uint64), 4) + ENDS_OF.tobytes()
     (tmp_path / f"shard-00000{ENDS}").write_bytes(ends)
-    shard = Shard(
-        Store(tmp_path),
-        "shard-00000",
-        dtype=kind,
-        tokens=total,
-        documents=4,
-        sha256=ShardDigests("", hashlib.sha256(ends).hexdigest(), "", ""),
-        verify="off",
-    )
+    manifest = msgspec.structs.replace(write_dataset(tmp_path / "small", [[[1]]]), dtype=kind.name)
+    info = msgspec.structs.replace(manifest.shards[0], tokens=total, documents=4)
+    shard = Shard(Store(tmp_path), manifest, info, verify="off")
     last = (total - 1) % 60_000
     assert shard.read(2**31 - 3, 2**31).tolist() == [0, (2**31 - 2) % 60_000, 0]
     assert shard.read(2**32 + 5, total).tolist() == [0, (2**32 + 6) % 60_000, 0, last]

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
@@ -220,11 +219,8 @@ class Workshop:
         info = manifest.shards[0]
         return Shard(
             Store(folder),
-            "shard-00000",
-            dtype=np.dtype(manifest.dtype),
-            tokens=info.tokens,
-            documents=info.documents,
-            sha256=msgspec.structs.replace(info.sha256, **digests),
+            manifest,
+            msgspec.structs.replace(info, sha256=msgspec.structs.replace(info.sha256, **digests)),
             verify="lazy",
         )
 

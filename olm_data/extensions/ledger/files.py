@@ -27,6 +27,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from olm_data.bounded_json import MalformedJson, Size, decode
@@ -257,24 +258,26 @@ def ledger_files(folder: Path) -> list[LedgerFile]:
 
 
 def read_ledger(
-    folder: Path, columns: Sequence[str] | None = None, *, step: int | None = None
+    folder: Path, columns: Sequence[str] | None = None, *, steps: range | None = None
 ) -> Iterator[tuple[LedgerInfo, pa.Table]]:
     """Yield the files of a run's ledger one by one.
 
     Args:
         columns: those wanted; None: all.
-        step: leave out files that cannot hold this step.
+        steps: of which pieces are wanted; a file that cannot hold one of them is not read.
 
     Raises:
         ValidationError: one is not a file that a run writes.
     """
     files = ledger_files(folder)
-    if step is not None:
-        last = {f.rank: max((g.first for g in files if g.rank == f.rank and g.first <= step),
-                            default=-1) for f in files}  # fmt: skip
-        files = [file for file in files if file.first == last[file.rank]]
-    for file in files:
-        yield file.read(columns)
+    for number, file in enumerate(files):
+        if steps is None:
+            yield file.read(columns)
+            continue
+        of_rank = (each.first for each in files[number + 1 :] if each.rank == file.rank)
+        if file.first < steps.stop and next(of_rank, steps.stop) > steps.start:
+            info, table = file.read(columns)
+            yield info, table.filter(pc.is_in(table["step"], pa.array(steps, pa.int64())))
 
 
 def is_ledger_name(name: str) -> bool:

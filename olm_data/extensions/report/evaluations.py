@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
-from msgspec.structs import replace
 
-from olm_data.errors import shown
 from olm_data.run_log.log import Evaluation, Values
 from olm_data.run_log.metric_names import (
     EVAL_BPB,
@@ -151,24 +149,12 @@ class EvaluationTable:
 
 def _score(values: Values) -> TaskScore | None:
     metric = primary_of(values)
-    value = None if metric is None else values[metric]
-    return (
-        None
-        if metric is None or value is None
-        else TaskScore(metric, value, values.get(stderr_of(metric)))
-    )
+    if metric is None or (value := values[metric]) is None:
+        return None
+    return TaskScore(metric, value, values.get(stderr_of(metric)))
 
 
 def plus_minus(score: TaskScore, sign: str = "") -> str:
     """Return `0.4123 ± 0.0201`; without an error where none is known."""
     error = "" if score.error is None else f" ± {score.error:.4f}"
     return f"{score.value:{sign}.4f}{error}"
-
-
-def harmless(entry: Evaluation) -> Evaluation:
-    """Return an evaluation with names that act on no terminal or page."""
-    results = {
-        shown(name): {shown(metric): value for metric, value in values.items()}
-        for name, values in entry.results.items()
-    }
-    return replace(entry, results=results)

@@ -151,9 +151,7 @@ SHOWN = 24
 
 def largest(lock: Lock, most: int = SHOWN) -> list[int]:
     """Return the indices of the sources drawn most in the whole run, at most so many."""
-    drawn = [
-        sum(stage.rows_by_source[i] for stage in lock.stages) for i in range(len(lock.sources))
-    ]
+    drawn = [*map(lock.rows_drawn, range(len(lock.sources)))]
     return sorted(range(len(drawn)), key=lambda i: (-drawn[i], i))[:most]
 
 
@@ -227,14 +225,7 @@ def stages_section(lock: Lock) -> str:
 
     head = ("stage", "from token", "to token", "rows", "sequence length", "block of slots")
     rows = [
-        (
-            stage.name,
-            f"{low:,}",
-            f"{high:,}",
-            f"{stage.rows:,}",
-            f"{size:,}",
-            f"{stage.parts[0].block:,}",
-        )
+        (stage.name, *(f"{n:,}" for n in (low, high, stage.rows, size, stage.parts[0].block)))
         for stage, size, low, high in zip(stages, seen, edges, edges[1:], strict=False)
     ]
     alt = "Share of each source in each stage: " + ", ".join(stage.name for stage in stages[:SHOWN])

@@ -15,7 +15,6 @@ lock, rows passed, rows skipped -> Share of each source
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,21 +27,19 @@ from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
 from olm_data.counts import duration, scaled
-from olm_data.errors import InputError, OlmError, printable, shown
+from olm_data.errors import InputError, OlmError, shown
 from olm_data.extensions.report.curves import Curves, LedgerCurves, LedgerTail, Points
 from olm_data.extensions.report.evaluations import (
     EvaluationPoint,
     EvaluationTable,
     SetRow,
     TaskRow,
-    harmless,
     point,
 )
-from olm_data.extensions.report.step_documents import StepDocuments, step_documents
+from olm_data.extensions.report.step_documents import StepDocuments, harmless, step_documents
 from olm_data.extensions.watching.follow import LogTail
 from olm_data.extensions.watching.watched import WatchedTail
 from olm_data.mixture.lock import Lock, lock_of_run
@@ -124,7 +121,7 @@ def events(
     found += [RunEvent("end", end.step, end.time, _ended(end)) for end in ends]
     for path in folder.glob("step*"):
         name = _CHECKPOINT.fullmatch(path.name)
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # also: removed meanwhile
+        with suppress(FileNotFoundError, NotADirectoryError):  # also: removed meanwhile
             if name:
                 when = (path / "manifest.json").stat().st_mtime
                 found.append(RunEvent("checkpoint", int(name[1]), round(when, 3), "checkpoint"))
@@ -206,7 +203,7 @@ def shares(lock: Lock, schedule: Schedule, rows: int, skipped: Sequence[Range]) 
     order = sorted(range(len(drawn)), key=lambda i: (-int(drawn[i]), i))[:MOST_SOURCES]
     return [
         DrawnShare(
-            source=printable(lock.sources[i].name),
+            source=lock.sources[i].name,
             tokens=int(drawn[i]) * lock.sequence_length,
             drawn=int(drawn[i]) / total,
             asked=float(asked[i] / wanted),
@@ -468,9 +465,10 @@ class RunView:
             notes.append(f"mixture and documents are not shown: {error.what}")
         found, more = events(self.folder, starts, ends, notes)
         happened = status(starts, ends, self._last_time, time.time())
-        return RunSummary(
+        sample = Sample.read(self.folder)
+        summary = RunSummary(
             status=happened,
-            facts=[(name, shown(value)) for name, value in self._facts(starts) if value],
+            facts=[(name, value) for name, value in self._facts(starts) if value],
             step=self._last.step if self._last else 0,
             total=total,
             events=found,
@@ -478,13 +476,14 @@ class RunView:
             mixture=mixture,
             sets=self._standing.sets()[:MOST_ROWS],
             tasks=self._standing.tasks()[:MOST_ROWS],
-            sample=_shown(Sample.read(self.folder)),
-            samples=list(map(_harmless, picked(read_samples(self.folder, notes)))),
-            notes=[shown(note) for note in notes],
-            command=shown(command),
-            started=shown(starts[-1].command) if starts else "",
-            config={shown(name): shown(value) for name, value in _options(self.folder)},
+            sample=sample and msgspec.structs.replace(sample, ids=()),
+            samples=picked(read_samples(self.folder, notes)),
+            notes=notes,
+            command=command,
+            started=starts[-1].command if starts else "",
+            config=dict(_options(self.folder)),
         )
+        return harmless(summary)
 
     def _facts(self, starts: Sequence[Start]) -> list[tuple[str, str]]:
         loss, speed = self._curves.last(CE_LOSS, 20), self._curves.last(TOKENS_PER_SECOND, 5)
@@ -520,20 +519,6 @@ class RunView:
             raise InputError(f"the run was started with another lock than {path}: {wanted[:12]}")
         self._rows, self._rows_of = LockRows(lock), path
         return self._rows
-
-
-def _shown(sample: Sample | None) -> Sample | None:
-    if sample is None:
-        return None
-    prompt, text, checkpoint = map(shown, (sample.prompt, sample.text, sample.checkpoint))
-    return replace(sample, prompt=prompt, text=text, ids=(), checkpoint=checkpoint)
-
-
-def _harmless(samples: StepSamples) -> StepSamples:
-    texts = [
-        replace(each, prompt=shown(each.prompt), text=shown(each.text)) for each in samples.texts
-    ]
-    return replace(samples, texts=tuple(texts))
 
 
 def _config(folder: Path) -> JsonObject:

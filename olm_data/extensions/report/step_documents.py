@@ -11,24 +11,42 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from olm_data.errors import InputError, OlmError, ValidationError, printable
-from olm_data.extensions.show.ledger import PieceLoss, SourceLoss, StepLosses, show_step_losses
+from olm_data.errors import InputError, OlmError, ValidationError, printable, shown
+from olm_data.extensions.show.ledger import PieceLoss, StepLosses, show_step_losses
 from olm_data.extensions.show.steps import NOT_TAKEN, TRAINED
 from olm_data.extensions.show.token_text import trained_runs, trained_tokens
 from olm_data.rows.views import DocumentView, LockRows
 from olm_data.run_log.log import Step
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
+T = TypeVar("T")
+
 MOST_ROWS = 1 << 20
 """Rows of a step; a log may say anything."""
 MOST_RAISED = 10
 """Sources, and documents, that are named because they raised the loss."""
+
+
+def harmless(value: T) -> T:
+    """Return a value of Structs and plain values in which no text acts on a terminal or page."""
+    made: Any = value
+    if isinstance(value, str):
+        made = shown(value)
+    elif isinstance(value, dict):
+        made = {harmless(key): harmless(each) for key, each in value.items()}
+    elif isinstance(value, (list, tuple)):
+        made = type(value)(map(harmless, value))
+    elif isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        made = type(value)(**harmless(fields))
+    found: T = made
+    return found
 
 
 class DocumentPiece(msgspec.Struct, frozen=True):
@@ -131,11 +149,8 @@ class _Costs:
             found = show_step_losses(folder, step, MOST_ROWS)
             for piece in found.top:
                 self._pieces.setdefault((piece.row, piece.address), []).append(piece)
-            self.losses = msgspec.structs.replace(
-                found,
-                sources=[_harmless(source) for source in found.sources[:MOST_RAISED]],
-                top=[_harmless(piece) for piece in found.top[:MOST_RAISED]],
-            )
+            sources, top = found.sources[:MOST_RAISED], found.top[:MOST_RAISED]
+            self.losses = harmless(msgspec.structs.replace(found, sources=sources, top=top))
 
     def of(self, row: int, source: str, view: DocumentView) -> float | None:
         """Return the nats a label of a piece of a row; None: unknown."""
@@ -148,26 +163,12 @@ class _Costs:
         return sum(p.loss * p.labels for p in mine) / labels if labels else None
 
 
-_T = TypeVar("_T", SourceLoss, PieceLoss)
-
-
-def _harmless(one: _T) -> _T:
-    """Return it with harmless names."""
-    if isinstance(one, SourceLoss):
-        return msgspec.structs.replace(one, source=printable(one.source))
-    return msgspec.structs.replace(one, address=printable(one.address), shard=printable(one.shard))
-
-
 def _row(rows: LockRows, number: int, most_text: int, costs: _Costs) -> StepRow:
     view = rows.view(number)
     origin = f"stage {view.stage}, source {view.source}, epoch {view.epoch}"
+    tokenizer, source = rows.tokenizer_of(view.source), view.source or ""
     pieces = [
-        _piece(
-            piece,
-            most_text,
-            costs.of(number, view.source or "", piece),
-            rows.tokenizer_of(view.source),
-        )
+        _piece(piece, most_text, costs.of(number, source, piece), tokenizer)
         for piece in view.pieces
     ]
     return StepRow(number, printable(origin), pieces)

@@ -82,19 +82,10 @@ def length_section(lock: Lock, datasets: Sequence[Dataset]) -> str:
         ends = [dataset.shard(i).ends.astype(np.int64) for i in chosen]
         sample = np.concatenate([np.diff(e, prepend=0) for e in ends])
         lengths[source.name] = sample
-        low, middle, high = np.percentile(sample, [10, 50, 90])
-        rows.append(
-            (
-                source.name,
-                f"{dataset.documents:,}",
-                f"{dataset.tokens / dataset.documents:,.0f}",
-                f"{low:,.0f}",
-                f"{middle:,.0f}",
-                f"{high:,.0f}",
-                f"{sample.max():,}",
-                f"{100 * np.mean(sample > lock.sequence_length):.1f} %",
-            )
-        )
+        mean, of = dataset.tokens / dataset.documents, np.percentile(sample, [10, 50, 90])
+        sizes = [f"{number:,.0f}" for number in (dataset.documents, mean, *of, sample.max())]
+        longer = f"{100 * np.mean(sample > lock.sequence_length):.1f} %"
+        rows.append((source.name, *sizes, longer))
     shortest = min(int(sample.min()) for sample in lengths.values())
     longest = max(int(sample.max()) for sample in lengths.values())
     bins = np.geomspace(shortest, longest + 1, 60)

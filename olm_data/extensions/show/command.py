@@ -282,16 +282,10 @@ def _documents(
         with show_progress("search") as progress:
             found = show_sightings(rows, query, batches, source=source, watch=_watch(progress))
         views = found
+        tokenizers = (rows.tokenizer_of(one.source) if colour else None for one in found)
         lines = (
-            "\n".join(
-                document_lines(
-                    one,
-                    rows.tokenizer_of(one.source) if colour else None,
-                    text=text,
-                    full=full,
-                )
-            )
-            for one in found
+            "\n".join(document_lines(one, own, text=text, full=full))
+            for one, own in zip(found, tokenizers, strict=True)
         )
     else:
         refuse_given(("source", *STEPS), "a mixture, and this is a dataset")

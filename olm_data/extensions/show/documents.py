@@ -21,7 +21,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, printable, suggest
 from olm_data.extensions.show.steps import Batches, Sighting, sightings
 from olm_data.extensions.show.token_text import TokenBytes, token_bytes
-from olm_data.rows.views import DocumentView, LockRows, view_part
+from olm_data.rows.views import DocumentView, LockRows, not_there, view_part
 from olm_data.runners.local import granted_cpus
 from olm_data.storage.names import is_unicode
 from olm_data.threads import in_order
@@ -309,11 +309,8 @@ def document_number(dataset: Dataset, address: str) -> int:
         count = dataset.manifest.shards[index].documents
         first = int(dataset.document_ends[index]) - count
     if number >= count:
-        raise UsageError(
-            f"there is no document {number:,}" + (f" in {shard}" if shard else ""),
-            where=dataset.store.root,
-            fix=f"documents are numbered from 0 to {count - 1:,}",
-        )
+        what = f"document {number:,}" + (f" in {shard}" if shard else "")
+        raise not_there(what, "documents", count, dataset.store.root)
     return first + number
 
 

@@ -10,7 +10,7 @@ for as many labels: the excesses of a step add up to how far it is above its sou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from olm_data.errors import InputError, UsageError, printable, suggest
-from olm_data.extensions.ledger.files import LEDGER, LedgerFile, ledger_files, read_ledger
+from olm_data.extensions.ledger.files import LEDGER, ledger_files, read_ledger
 from olm_data.printing import Change, Columns, Excess, Loss
 
 BEFORE = 20
@@ -113,16 +113,10 @@ def show_step_losses(folder: Path, step: int, most: int, source: str | None = No
         ValidationError: a file is not one that a run writes.
     """
     usual = _usual(folder, step)
-    tables, ranks, world = [], set(), 0
-    for info, table in read_ledger(folder, step=step):
-        found = table.filter(pc.equal(table["step"], step))
-        if found.num_rows:
-            tables.append(found)
-            ranks.add(info.rank)
-            world = info.world_size
-    if not tables:
+    files = [each for each in read_ledger(folder, steps=range(step, step + 1)) if each[1].num_rows]
+    if not files:
         raise no_step(folder, step)
-    table = pa.concat_tables(tables).unify_dictionaries()
+    table = pa.concat_tables([table for _, table in files]).unify_dictionaries()
     if source is not None:
         table = _of_source(table, source)
     pieces = sorted(_pieces(table, usual), key=_rank)
@@ -132,8 +126,8 @@ def show_step_losses(folder: Path, step: int, most: int, source: str | None = No
     sources = [_source(name, finite, usual.get(name)) for name in names]
     return StepLosses(
         step=step,
-        ranks=len(ranks),
-        world_size=world,
+        ranks=len({info.rank for info, _ in files}),
+        world_size=files[-1][0].world_size,
         pieces=len(pieces),
         labels=labels,
         loss=mean_loss(math.fsum(p.loss * p.labels for p in finite), labels),
@@ -193,26 +187,13 @@ def check_ledger(folder: Path) -> None:
 def _usual(folder: Path, step: int) -> dict[str, float]:
     """Return the mean loss of each source in the steps before `step`."""
     check_ledger(folder)
-    sums: dict[str, tuple[float, int]] = {}
-    for table in _between(folder, step - BEFORE, step):
-        for name in pc.unique(table["source"].cast(pa.string())).to_pylist():
-            nats, labels = _sums(table.filter(pc.equal(table["source"].cast(pa.string()), name)))
-            before = sums.get(name, (0.0, 0))
-            sums[name] = before[0] + nats, before[1] + labels
-    return {name: mean_loss(*each) for name, each in sums.items() if each[1]}
-
-
-def _between(folder: Path, first: int, stop: int) -> Iterator[pa.Table]:
-    """Yield the pieces of steps [first, stop), file by file."""
-    by_rank: dict[int, list[LedgerFile]] = {}
-    for file in ledger_files(folder):
-        by_rank.setdefault(file.rank, []).append(file)
-    for files in by_rank.values():
-        for file, following in zip(files, [*files[1:], None], strict=True):
-            if file.first < stop and (following is None or following.first > first):
-                _, table = file.read()
-                step = table["step"]
-                yield table.filter(pc.and_(pc.greater_equal(step, first), pc.less(step, stop)))
+    names: list[str] = []
+    sums: Sums = {}
+    for _, table in read_ledger(folder, steps=range(step - BEFORE, step)):
+        finite = table.filter(pc.is_finite(table["nats"]))
+        nats, labels = (finite[name].to_numpy() for name in ("nats", "tokens"))
+        _add(sums, (source_numbers(finite["source"], names),), nats, labels)
+    return {names[number]: mean_loss(*each) for (number,), each in sums.items() if each[1]}
 
 
 def _of_source(table: pa.Table, source: str) -> pa.Table:
@@ -222,19 +203,18 @@ def _of_source(table: pa.Table, source: str) -> pa.Table:
     return table.filter(pc.equal(table["source"].cast(pa.string()), source))
 
 
+_SAME = ("step", "row", "shard", "start", "stop", "epoch")
+"""Fields of a piece that are columns of the ledger."""
+
+
 def _pieces(table: pa.Table, usual: dict[str, float]) -> list[PieceLoss]:
     found = []
     for line in table.to_pylist():
         mean, labels = usual.get(line["source"]), line["tokens"]
         found.append(
             PieceLoss(
-                step=line["step"],
-                row=line["row"],
+                **{name: line[name] for name in _SAME},
                 address=f"{line['source']}:{line['document']}",
-                shard=line["shard"],
-                start=line["start"],
-                stop=line["stop"],
-                epoch=line["epoch"],
                 labels=labels,
                 loss=line["nats"] / labels,
                 usual=mean,
@@ -381,12 +361,8 @@ def summarise(folder: Path, most: int, source: str | None = None) -> LedgerSumma
         )
         number, period = number[kept], (step - first) // width
         _add(by_source, (number, period), nats, labels)
-        _add(
-            by_position,
-            (np.searchsorted(POSITION_EDGES, start, side="right"), period),
-            nats,
-            labels,
-        )
+        place = np.searchsorted(POSITION_EDGES, start, side="right")
+        _add(by_position, (place, period), nats, labels)
         _add(by_document, (number, document, epoch), nats, labels)
         pieces += len(nats)
     if source is not None and source not in names:

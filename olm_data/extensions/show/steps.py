@@ -8,7 +8,8 @@ datasets; there is no index.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -110,36 +111,28 @@ def sightings(
             parts=_parts(offset, high - low, lock.sequence_lengths[stage], length),
             start=low - begin,
             stop=high - begin,
-            step=step,
-            state=state,
-            row_of_step=position,
-            rank=rank,
-            micro_batch=microbatch,
+            **known,
             holds_text=UNSET if hit is None else low - begin < hit[1] and hit[0] < high - begin,
         )
-        for row, source_row, stage, epoch, (step, state, position, rank, microbatch) in seen
+        for row, source_row, stage, epoch, known in seen
         for offset, low, high in pieces[source_row]
     ]
 
 
-_Known = int | UnsetType
-_InStep = tuple[_Known | None, str | UnsetType, _Known, _Known, _Known]
-"""Step, state, row of the step, rank, micro-batch of a row, as far as they are known."""
-
-
-def _steps(batches: Batches | None, rows: np.ndarray) -> Iterable[_InStep]:
+def _steps(batches: Batches | None, rows: np.ndarray) -> list[dict[str, Any]]:
+    """Return what is known of the step of each row: fields of a `Sighting`."""
     if batches is None or not len(rows):
-        return [(UNSET,) * 5] * len(rows)
-    found: list[_InStep] = []
+        return [{} for _ in rows]
+    found: list[dict[str, Any]] = []
     numbers, positions = batches.steps.step_of(rows)
     for number, position in zip(numbers.tolist(), positions.tolist(), strict=True):
         if number in (SKIPPED, LEFT_OVER):
             state = "skipped" if number == SKIPPED else "in no whole step"
-            found.append((None, state, UNSET, UNSET, UNSET))
+            found.append({"step": None, "state": state})
         else:
             step, became = number + 1, batches.state(number + 1)
-            state_known = UNSET if became is None else became
-            found.append((step, state_known, position, *batches.rank_of(step, position)))
+            known = {} if became is None else {"state": became}
+            found.append({"step": step, **known, **batches.place(step, position)})
     return found
 
 
@@ -257,20 +250,18 @@ class Batches:
             microbatch_rows=self._microbatch_rows,
         )
 
-    def rank_of(self, step: int, position: int) -> tuple[int | UnsetType, int | UnsetType]:
-        """Return the rank and the micro-batch, as far as known, of a row of a step (from 1).
-
-        Args:
-            position: of the row in the step.
+    def place(self, step: int, position: int) -> dict[str, int]:
+        """Return where row `position` of a step (from 1) goes, as far as known: fields of its view.
 
         Raises:
-            UsageError: the step does not divide so.
+            UsageError: the step does not divide into the ranks.
         """
-        split = self.split(step)
-        if split is None:
-            return UNSET, UNSET
-        rank, microbatch = split.rank_of(position)
-        return rank, UNSET if split.microbatch_rows is None else microbatch
+        split, known = self.split(step), {"row_of_step": position}
+        if split is not None:
+            known["rank"], microbatch = split.rank_of(position)
+            if split.microbatch_rows is not None:
+                known["micro_batch"] = microbatch
+        return known
 
     def sources(self, step: int) -> dict[tuple[str, str], int]:
         """Return the number of rows of a step (from 1) by their stage and source."""
@@ -339,9 +330,7 @@ def show_step(
 
 
 def _row(batches: Batches, step: int, position: int, row: int) -> RowView:
-    rank, microbatch = batches.rank_of(step, position)
-    view = batches.rows.view(row)
-    return msgspec.structs.replace(view, row_of_step=position, rank=rank, micro_batch=microbatch)
+    return msgspec.structs.replace(batches.rows.view(row), **batches.place(step, position))
 
 
 def needs(option: str, other: str) -> UsageError:

@@ -76,16 +76,13 @@ def token_bytes(spec: TokenizerSpec) -> TokenBytes | None:
     if not _byte_level(model.get("decoder")):
         return None
     alphabet = byte_alphabet()
-    added = {token["id"]: token["content"] for token in model.get("added_tokens") or []}
+    added = {token["id"] for token in model.get("added_tokens") or []}
     pieces: list[bytes] = [b""] * spec.vocab_size
     for token, number in spec.reference.get_vocab(with_added_tokens=True).items():
-        plain = token.encode() if number in added else None
-        if plain is None:
-            try:
-                plain = bytes(alphabet[c] for c in token)
-            except KeyError:  # not in the alphabet: the decoder takes such a token as it is
-                plain = token.encode()
-        pieces[number] = plain
+        if number in added or not alphabet.keys() >= set(token):
+            pieces[number] = token.encode()  # the decoder takes such a token as it is
+        else:
+            pieces[number] = bytes(alphabet[c] for c in token)
     offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
     return TokenBytes(np.frombuffer(b"".join(pieces), np.uint8), offsets)
 

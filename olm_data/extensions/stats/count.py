@@ -534,6 +534,10 @@ def _duplicates(dataset: Dataset) -> tuple[int, int]:
     return copies, size
 
 
+_SAME = ("document", "tokens", "text_bytes", "input", "position", "position_kind")
+"""Fields of an `Extreme` that are those of the document's view."""
+
+
 def _extremes(dataset: Dataset, top: TopK) -> list[Extreme]:
     if not top.items():
         return []
@@ -542,13 +546,8 @@ def _extremes(dataset: Dataset, top: TopK) -> list[Extreme]:
         view = view_document(dataset, number, most_tokens=EXCERPT)
         found.append(
             Extreme(
-                document=number,
-                tokens=view.tokens,
-                text_bytes=view.text_bytes,
+                **{name: getattr(view, name) for name in _SAME},
                 tokens_per_byte=abs(ratio),
-                input=view.input,
-                position=view.position,
-                position_kind=view.position_kind,
                 text=view.text.rstrip("\ufffd")[:EXCERPT],  # a character cut in two is no text
             )
         )

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,7 +25,8 @@ import numpy as np
 
 from olm_data.bounded_json import MalformedJson
 from olm_data.counts import counted
-from olm_data.dataset.account import InputAccount, input_digest
+from olm_data.dataset.account import InputAccount
+from olm_data.dataset.arrived import input_totals
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.job import JobFile
 from olm_data.dataset.manifest import (
@@ -35,9 +35,11 @@ from olm_data.dataset.manifest import (
     VALIDATION,
     Manifest,
     build_manifest,
+    decode_manifest,
     read_manifest,
+    version_name,
 )
-from olm_data.dataset.plan import Plan, check_chain, plan_digests, plan_name
+from olm_data.dataset.plan import Plan, plan_digests, plan_name
 from olm_data.dataset.record import RECORD, Blocks, ShardRecord
 from olm_data.dataset.target import dataset_root, is_lock
 from olm_data.dataset.tokenizer import TOKENIZER, spec_of
@@ -55,9 +57,9 @@ from olm_data.extensions.verify.shard import (
     same_bytes,
 )
 from olm_data.extras import MissingExtra
-from olm_data.packing.row_plan import PlanInfo, file_sizes
+from olm_data.packing.row_plan import PlanInfo
 from olm_data.runners.local import granted_cpus
-from olm_data.storage.store import Store, is_remote
+from olm_data.storage.store import Store, is_remote, read_json
 from olm_data.threads import in_order
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
@@ -150,7 +152,7 @@ def _verify_lock(target: str, report: VerifyReport, scope: Scope) -> None:
 
 
 def _verify_row_plan(store: Store, plan: PlanInfo, report: VerifyReport) -> None:
-    for name, size in file_sizes(plan.rows, plan.pieces).items():
+    for name, size in plan.sizes.items():
         with report.unreadable(store.url(name)):
             same_bytes(store, name, size, plan.sha256[name], report)
 
@@ -218,8 +220,7 @@ def _verify_dataset(
         _check_manifest(store, manifest, [r.record for r in results if r.record], report)
     check_plans(store, manifest, report, _threads(store))
     check_job(store, manifest, report)
-    for file, expected, found in check_chain(store, manifest):
-        report.add(file, "history", expected, found)
+    check_versions(store, manifest, report)
     spec = _check_tokenizer(store, manifest, report)
     if spec is not None and not report.findings:
         _round_trip(Dataset(store, manifest), spec, report)
@@ -363,6 +364,37 @@ def _round_trip(dataset: Dataset, spec: TokenizerSpec, report: VerifyReport) -> 
         report.round_trip += 1
 
 
+def check_versions(store: Store, manifest: Manifest, report: VerifyReport) -> None:
+    """Compare a manifest with those of the versions before it: each is the beginning of the next.
+
+    The shards, inputs and options of a version are the first ones of the version after it.
+    """
+    after = manifest
+    for addition in reversed(manifest.additions):
+        name = version_name(addition.parent)
+        url = store.url(name)
+        try:
+            before = decode_manifest(read_json(store, name), url)
+        except FileNotFoundError:
+            report.add(url, "history", "the manifest of an earlier version", "nothing")
+            return
+        except (OlmError, MalformedJson) as error:
+            said = error.what if isinstance(error, OlmError) else error
+            report.add(url, "history", "an unchanged manifest", said)
+            return
+        for what, wanted, found in (
+            ("digest", addition.parent, before.digest),
+            ("tokenizer", after.tokenizer, before.tokenizer),
+            ("options", after.stored_options, before.stored_options),
+            ("plan", after.plan, before.plan),
+            ("shards", after.shards[: len(before.shards)], before.shards),
+            ("inputs", after.inputs[: addition.first_input], before.inputs),
+            ("additions", after.additions[:-1], before.additions),
+        ):
+            report.add(f"{url} {what}", "history", wanted, found)
+        after = before
+
+
 _PLAN_FILE = re.compile(r"plan-(\d{5,9})\.json")
 
 
@@ -386,20 +418,16 @@ def check_plans(store: Store, manifest: Manifest, report: VerifyReport, threads:
             own.add(store.url(name), "content", "a commit record", error)
             return own, []
 
-    documents: Counter[int] = Counter()
-    parts: dict[int, list[str]] = {}
     read = list(in_order(accounts_of, names, threads))
-    for own, accounts in read:
+    for own, _ in read:
         report.include(own.findings)
-        for account in accounts:
-            documents[account.input] += account.documents_in
-            parts.setdefault(account.input, []).append(account.sha256)
     if any(own.findings for own, _ in read):
         return  # without all records, no sum can be right
-    for index, item in enumerate(manifest.inputs):
+    summed = input_totals(manifest.inputs, [account for _, every in read for account in every])
+    for item, wanted in zip(manifest.inputs, summed, strict=True):
         where = f"{store.url(MANIFEST)} input {item.path}"
-        report.add(where, "documents", documents[index], item.documents)
-        report.add(where, "sha256", input_digest(parts.get(index, [])), item.sha256)
+        report.add(where, "documents", wanted.documents, item.documents)
+        report.add(where, "sha256", wanted.sha256, item.sha256)
 
 
 def _check_plan(store: Store, name: str, digest: str, report: VerifyReport) -> Plan | None:

@@ -68,29 +68,27 @@ class _Outcome:
     """What the comparison of one shard, or of several, found.
 
     Attributes:
-        findings: as `VerifyReport.add` takes them.
+        report: what does not agree, and how many documents do.
         gone: inputs that are not there.
         unreadable: input -> why it cannot be read any more.
         changed: input -> documents whose text is another one now, of how many, the first place.
     """
 
-    findings: list[tuple[str, str, object, object]] = field(default_factory=list)
+    report: VerifyReport
     gone: set[str] = field(default_factory=set)
     unreadable: dict[str, str] = field(default_factory=dict)
     changed: dict[str, tuple[int, int, str]] = field(default_factory=dict)
-    documents: int = 0
-    encoded: int = 0
 
     def merge(self, other: _Outcome) -> None:
-        self.findings += other.findings
+        self.report.include(other.report.findings)
+        self.report.deep += other.report.deep
+        self.report.deep_encoded += other.report.deep_encoded
         self.gone |= other.gone
         self.unreadable |= other.unreadable
         for path, (lost, documents, place) in other.changed.items():
             before = self.changed.get(path, (0, 0, place))
             first = before[2] if before[0] else place
             self.changed[path] = (before[0] + lost, before[1] + documents, first)
-        self.documents += other.documents
-        self.encoded += other.encoded
 
     def unproved(self) -> list[str]:
         """Return a line for each input that could not be compared with, or not in full."""
@@ -132,16 +130,14 @@ def check_deep(dataset: Dataset, spec: TokenizerSpec, deep: Deep, report: Verify
             return _Comparison(dataset, plan, inputs, options, encoder, deep.seed, index).run()
         except ValidationError as error:  # damage that a sample of the bytes did not meet
             where = error.where or store.url(manifest.shards[index].name)
-            return _Outcome(findings=[(where, "content", "unchanged", error.what)])
+            outcome = _Outcome(VerifyReport(target=store.root))
+            outcome.report.add(where, "content", "unchanged", error.what)
+            return outcome
 
-    total = _Outcome()
+    total = _Outcome(report)
     for outcome in in_order(compare, chosen, granted_cpus()):
         total.merge(outcome)
-    for finding in total.findings:
-        report.add(*finding)
     report.unproved += total.unproved()
-    report.deep += total.documents
-    report.deep_encoded += total.encoded
     report.notes.append(
         f"deep: {len(chosen):,} of {len(manifest.shards):,} shards compared with their original "
         f"text (seed {deep.seed})"
@@ -195,13 +191,8 @@ def _below(root: str, item: PlannedInput) -> InputFile | None:
 
 def _whole(options: RecordOptions) -> ReadOptions:
     """Return how all records were read, before any was left out."""
-    return ReadOptions(
-        text_column=options.text_column,
-        separator=options.separator,
-        delimiter=options.delimiter,
-        on_invalid=options.on_invalid,
-        chat=options.chat,
-    )
+    kept = ("text_column", "separator", "delimiter", "on_invalid", "chat")
+    return ReadOptions(**{name: getattr(options, name) for name in kept})
 
 
 _COLUMNS = ["input", "position", "text_bytes", "content_hash"]
@@ -235,7 +226,7 @@ class _Comparison:
         self._matched = np.zeros(len(self._hash), bool)
         self._encode = self._to_encode(seed)
         self._order = np.lexsort((self._position, self._input))
-        self._outcome = _Outcome()
+        self._outcome = _Outcome(VerifyReport(target=dataset.store.root))
 
     def run(self) -> _Outcome:
         outcome = self._outcome
@@ -255,7 +246,7 @@ class _Comparison:
             lost = rows[~self._matched[rows]]
             place = self._place(int(lost[0])) if len(lost) else ""
             outcome.changed[path] = (len(lost), len(rows), place)
-        outcome.documents = int(self._matched.sum())
+        outcome.report.deep = int(self._matched.sum())
         return outcome
 
     def _read(self, units: list[Unit]) -> Iterator[DocumentBatch]:
@@ -304,35 +295,33 @@ class _Comparison:
 
     def _compare_ids(self, batch: DocumentBatch, k: int, row: int) -> None:
         data = batch.data[batch.offsets[k] : batch.offsets[k + 1]]
-        place = self._place(row)
+        place, report = self._place(row), self._outcome.report
         rules = self._manifest.tokenizer
         try:
             made = self._encoder.encode(data, np.array([0, len(data)], np.int64), lambda _: place)
         except OlmError as error:
-            self._outcome.findings.append((self._where, place, "text that encodes", error.what))
+            report.add(self._where, place, "text that encodes", error.what)
             return
         ids, _ = delimit(made.ids, made.offsets, np.ones(1, bool), bos=rules.bos, eos=rules.eos)
         ends = self._shard.ends
         stored = self._shard.read(int(ends[row - 1]) if row else 0, int(ends[row]))
-        self._outcome.encoded += 1
+        report.deep_encoded += 1
         if np.array_equal(ids, stored):
             if made.trained is not None and (labels := self._shard.labels) is not None:
                 first = int(ends[row - 1]) if row else 0
                 if not np.array_equal(made.trained, trained(labels, first, int(ends[row]))):
                     where = f"{self._where} document {self._first + row} ({place})"
                     what = "the tokens that the chat trains"
-                    self._outcome.findings.append((where, "labels", what, "others"))
+                    report.add(where, "labels", what, "others")
             return
         both = min(len(ids), len(stored))
         differ = np.flatnonzero(ids[:both] != stored[:both])
         at = int(differ[0]) if len(differ) else both
-        self._outcome.findings.append(
-            (
-                f"{self._where} document {self._first + row} ({place})",
-                f"token {at}",
-                f"{_window(ids, at)} of {len(ids):,} from the text",
-                f"{_window(stored, at)} of {len(stored):,}",
-            )
+        report.add(
+            f"{self._where} document {self._first + row} ({place})",
+            f"token {at}",
+            f"{_window(ids, at)} of {len(ids):,} from the text",
+            f"{_window(stored, at)} of {len(stored):,}",
         )
 
     def _place(self, row: int) -> str:

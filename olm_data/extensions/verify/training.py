@@ -97,10 +97,6 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
     }
 
 
-def _spelled(spans: Iterable[Range]) -> str:
-    return ", ".join(f"[{a:,}, {b:,})" for a, b in spans)
-
-
 def read_log(folder: str | Path) -> RunLog:
     """Return the log of a run, both files of it.
 
@@ -320,7 +316,7 @@ def _repeated(pieces: Sequence[Range]) -> list[Range]:
 def _in_words(what: str, ranges: Sequence[Range]) -> list[str]:
     if not ranges:
         return []
-    shown = _spelled(ranges[:MOST_SHOWN])
+    shown = ", ".join(f"[{a:,}, {b:,})" for a, b in ranges[:MOST_SHOWN])
     more = f" and {len(ranges) - MOST_SHOWN:,} more ranges" if len(ranges) > MOST_SHOWN else ""
     count = sum(b - a for a, b in ranges)
     return [f"{counted(count, 'row')} {what}: {shown}{more}"]

@@ -115,10 +115,7 @@ def lines_of_step(folder: Path, step: int) -> int:
 
 def last_step(folder: Path) -> int:
     """Return the last step that the log has a line of, 0 for none."""
-    path = folder / METRICS
-    if not path.exists():
-        return 0
-    return max(0, _bisect(path, 1 << 62)[1])
+    return max(0, _bisect(folder / METRICS, 1 << 62)[1])
 
 
 def follow_metrics(folder: Path, offset: int) -> Iterator[tuple[Step | Evaluation, int]]:
@@ -141,13 +138,14 @@ def offset_of_step(folder: Path, step: int) -> int:
     Raises:
         ValidationError: a line is not what a run writes.
     """
-    path = folder / METRICS
-    return _bisect(path, step)[0] if path.exists() else 0
+    return _bisect(folder / METRICS, step)[0]
 
 
 def _bisect(path: Path, step: int) -> tuple[int, int]:
     """Return where the first line of `step` or a later one begins, and the step before it."""
     before = 0
+    if not path.exists():
+        return 0, 0
     with open_regular(path) as file:
         low, high = 0, file.seek(0, os.SEEK_END)
         while low < high:  # lines that begin before `low` are of earlier steps, from `high` on not

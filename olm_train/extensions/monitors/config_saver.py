@@ -83,6 +83,6 @@ def data_paths(datasets: Sequence[Dataset]) -> list[str]:
     """Return the addresses of the token files of a mixture, source by source, shard by shard."""
     found = []
     for dataset in datasets:
-        names = [dataset.tokens_name(number) for number in range(len(dataset.manifest.shards))]
+        names = map(dataset.manifest.tokens_name, dataset.manifest.shards)
         found += [dataset.store.url(name) for name in names]
     return found

@@ -1,8 +1,10 @@
-"""Values become typed configs, or an error that names line, type and nearest name."""
+"""Values to typed configurations and back: hints, one wording, schemas."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
@@ -13,12 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
+from support.runs import config_values, environment
+from support.stand_in import MANIFEST, parse_mixture
 
 from olm_data.config import strict_yaml
-from olm_data.config.convert import Config, as_dict, parse
-from olm_data.config.hints import FilePath, ReadBy
+from olm_data.config.convert import Config, as_dict, describe, parse
+from olm_data.config.docs import attributes
+from olm_data.config.hints import Count, FilePath, OneOf, ReadBy, bounds
+from olm_data.config.schema import check_names
 from olm_data.config.values import KeyPath, Values, differences, dotted
-from olm_data.errors import UsageError
+from olm_data.errors import UsageError, suggest
+from olm_train.run.command import SCHEMA
+from olm_train.run.config import RunConfig
 
 
 def read_share(value: Any) -> Fraction:
@@ -225,12 +233,6 @@ def test_paths_in_the_file_count_from_its_folder_and_options_from_here(
     assert from_text(tmp_path, text, "--files.a=x").files["a"] == str(tmp_path / "here/x")
 
 
-def test_missing_file_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot read the configuration") as caught:
-        Values.read(tmp_path / "none.yaml")
-    assert "train.yaml" in (caught.value.fix or "")
-
-
 configs = st.builds(
     Outer,
     inner=st.builds(Inner, steps=st.integers(14, 2**40), color=st.sampled_from(Color)),
@@ -318,3 +320,252 @@ def test_a_wrong_value_anywhere_is_named_with_its_path_and_line(
     assert path in [at for at, key_line in document.lines.items() if key_line == line]
     values.override(f"--{dotted(path)}=5")
     assert parse(Node, values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A base.
+
+    Attributes:
+        rate: from the base,
+            on two lines.
+        one, two: both.
+    """
+
+    name: Literal["base"] = "base"
+    rate: float = 1.0
+    one: int = 1
+    two: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derived(Base):
+    """One that says more.
+
+    Attributes:
+        one: its own.
+
+    Raises:
+        Nothing: ever.
+    """
+
+    extra: list[int] = field(default_factory=list)
+
+
+def test_attributes_are_those_of_a_class_over_those_of_its_bases() -> None:
+    both = {"rate": "from the base, on two lines.", "two": "both."}
+    assert attributes(Base) == {**both, "one": "both."}
+    assert attributes(Derived) == {**both, "one": "its own."}
+
+
+@pytest.mark.parametrize(
+    ("hint", "says"),
+    [
+        (int, "an integer"),
+        (float | None, "a number or null"),
+        (FilePath, "a path"),
+        (Color, "one of red, blue"),
+        (Literal["a", "b"] | bool, "one of a, b or true or false"),
+        (list[str], "a list (text each)"),
+        (dict[str, float], "a mapping of names (a number each)"),
+        (Base, "a mapping with name, rate, one, two"),
+        (Annotated[int, Meta(ge=1)], "an integer"),
+        (bool | Annotated[int, Meta(ge=2)], "true or false or an integer (at least 2)"),
+        (Annotated[str, OneOf(lambda: ["a", "b"])], "one of a, b"),
+        (Count | None, "a count or null"),
+    ],
+)
+def test_a_type_is_described_in_words(hint: Any, says: str) -> None:
+    assert describe(hint) == says
+
+
+@pytest.mark.parametrize(
+    ("meta", "says"),
+    [
+        (Meta(ge=1), "at least 1"),
+        (Meta(gt=0, le=10_000_000), "above 0 and at most 10,000,000"),
+        (Meta(ge=0.5, lt=1.0), "at least 0.5 and below 1"),
+        (Meta(min_length=1), "not empty"),
+        (Meta(pattern="^a", description="a word that begins with a"), "a word that begins with a"),
+    ],
+)
+def test_a_constraint_is_told_in_words(meta: Meta, says: str) -> None:
+    assert bounds(meta) == says
+
+
+TRAIN = """\
+model: {d_model: 16, n_layers: 2, n_heads: 2, vocab_size: 64}
+data_loader:
+  mixture: mix.lock.json
+  global_batch_size: 64
+train_module:
+  rank_microbatch_size: 64
+  dp_config: {name: fsdp}
+trainer: {save_folder: run}
+"""
+
+
+def of_mixture(old: str, new: str) -> list[str]:
+    assert old in MANIFEST
+    with pytest.raises(UsageError) as error:
+        parse_mixture(MANIFEST.replace(old, new))
+    return str(error.value).splitlines()
+
+
+def of_training(folder: Path, old: str, new: str) -> list[str]:
+    assert old in TRAIN
+    file = folder / "train.yaml"
+    file.write_text(TRAIN.replace(old, new))
+    with pytest.raises(UsageError) as error:
+        parse(RunConfig, Values.read(file))
+    return str(error.value).replace(f"{folder}/", "").splitlines()
+
+
+WORDED = {
+    "an unknown field": (
+        ("max_epochs: 4", "max_epoch: 4"),
+        ["unknown field sources.web.max_epoch", "manifest.yaml:6", "did you mean 'max_epochs'?"],
+        ("n_heads", "n_head"),
+        ["unknown field model.n_head", "train.yaml:1", "did you mean 'n_heads'?"],
+    ),
+    "a value of another type": (
+        ("sequence_length: 2048", "sequence_length: '2048'"),
+        [
+            "sequence_length is an integer, not '2048'",
+            *("manifest.yaml:3", "write `sequence_length: 2048`"),
+        ],
+        ("global_batch_size: 64", "global_batch_size: many"),
+        ["data_loader.global_batch_size is an integer, not 'many'", "train.yaml:4"],
+    ),
+    "a value of another type in a mapping": (
+        ("weights: {web: 85, code: 15}", "weights: {web: many, code: 15}"),
+        ["stages[0].weights.web is a number, not 'many'", "manifest.yaml:9"],
+        ("{name: fsdp}", "{name: ddp, cpu_offload: true}"),  # fields that do not go together
+        [
+            "train_module.dp_config.cpu_offload: has no effect with name: ddp",
+            *("train.yaml:7", "leave it out, or change the other one"),
+        ],
+    ),
+    "a value out of range": (
+        ("max_epochs: 4", "max_epochs: 0"),
+        ["sources.web.max_epochs is above 0, not 0", "manifest.yaml:6"],
+        ("{name: fsdp}", "{name: fsdp, prefetch_factor: -1}"),
+        ["train_module.dp_config.prefetch_factor is at least 0, not -1", "train.yaml:7"],
+    ),
+    "a name that is none of the choices": (
+        ("packing: concat", "packing: concta"),
+        [
+            "packing is one of concat, best_fit, document, not 'concta'",
+            *("manifest.yaml:4", "did you mean 'concat'?"),
+        ],
+        ("{name: fsdp}", "{name: fdsp}"),
+        [
+            "train_module.dp_config.name is one of fsdp, hsdp, ddp, not 'fdsp'",
+            *("train.yaml:7", "did you mean 'fsdp'?"),
+        ],
+    ),
+    "a field that is missing": (
+        ("sequence_length: 2048\n", ""),
+        ["sequence_length is missing", "manifest.yaml:1", "write `sequence_length: 2048`"],
+        ("  global_batch_size: 64\n", ""),
+        [
+            *("data_loader.global_batch_size is missing", "train.yaml:2"),
+            "add `global_batch_size: ...` (an integer), or --data_loader.global_batch_size=... "
+            "on the command line",
+        ],
+    ),
+}
+"""A change of a manifest and what is said of it, and the same of a training configuration."""
+
+
+@pytest.mark.parametrize("what", WORDED)
+def test_a_mistake_is_worded_alike_in_every_configuration(what: str, tmp_path: Path) -> None:
+    of_manifest, said, of_train, said_too = WORDED[what]
+    for words, found in (
+        (said, of_mixture(*of_manifest)),
+        (said_too, of_training(tmp_path, *of_train)),
+    ):
+        labels = ("", "  where: ", "  fix: ")
+        assert found == [label + text for label, text in zip(labels, words, strict=False)]
+
+
+WRITTEN = json.loads(SCHEMA.read_bytes())
+
+MISTAKES = [
+    "--sede=1",
+    "--model.n_layer=2",
+    "--train_module.optim.lrr=1",
+    "--train_module.optim={name: adamW}",
+    "--train_module.optim={name: muon, no_such: 1}",
+    "--train_module.scheduler={name: cosine}",
+    "--train_module.scheduler={name: wsd, warm_up: 3}",
+    "--trainer.callbacks.chekpointer={}",
+    "--trainer.callbacks.lm_evaluator.eval_intervall=3",
+    "--trainer.max_duration.units=steps",
+    "--trainer.callbacks.batch_size_scheduler.schedule=[{valeu: 3}]",
+    "--train_module.dp_config={nam: fsdp}",
+]
+
+
+def values(lock: Path, folder: Path, *options: str) -> Values:
+    found = Values(config_values(lock, folder), folder=folder)
+    for option in options:
+        found.override(option)
+    return found
+
+
+@pytest.mark.parametrize("option", MISTAKES)
+def test_a_misspelt_name_is_found_as_the_types_find_it(
+    option: str, tiny_mixture: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as early:
+        check_names(WRITTEN, values(tiny_mixture, tmp_path, option))
+    with pytest.raises(UsageError) as late:
+        RunConfig.resolve(values(tiny_mixture, tmp_path, option))
+    assert str(early.value) == str(late.value)
+    assert early.value.fix
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--model={preset: olmo2-1b}",
+        "--model={depth: 4, attention: {qk_norm: head}}",
+        "--train_module.scheduler=null",
+        "--train_module.optim=muon",
+        "--model.norm=layer_norm",
+        "--trainer.callbacks.speed_monitor=null",
+        '--trainer.callbacks.lm_evaluator.datasets["any name"]=x',
+    ],
+)
+def test_what_the_types_take_passes(option: str, tiny_mixture: Path, tmp_path: Path) -> None:
+    check_names(WRITTEN, values(tiny_mixture, tmp_path, option))
+
+
+def test_a_resolved_configuration_passes(tiny_mixture: Path, tmp_path: Path) -> None:
+    plain: dict[str, Any] = as_dict(RunConfig.resolve(values(tiny_mixture, tmp_path)))
+    check_names(WRITTEN, Values(plain))
+
+
+def test_a_typo_is_answered_without_torch(tiny_mixture: Path, tmp_path: Path) -> None:
+    config = tmp_path / "train.yaml"
+    config.write_text(json.dumps(config_values(tiny_mixture, tmp_path / "run")))
+    script = (
+        "import sys; from olm_train.run.command import main; code = main(sys.argv[1:]); "
+        "print('torch' in sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(config), "--trainer.sav_folder", "x"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 2
+    assert "did you mean 'save_folder'?" in done.stderr
+    assert done.stdout.strip() == "False"
+
+
+def test_the_same_name_in_other_letters_is_the_nearest() -> None:
+    assert suggest("adamW", ["adam", "adamw", "lion"]) == "did you mean 'adamw'?"
+    assert suggest("ADAM", ["adam", "adamw"]) == "did you mean 'adam'?"

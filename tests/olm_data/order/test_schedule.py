@@ -1,10 +1,12 @@
-"""A schedule draws each row of a source once an epoch, and knows where."""
+"""The schedule: slots of a block, rows of a run, and what orders have in common."""
 
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +14,18 @@ from hypothesis import strategies as st
 from support import prp1_reference as reference
 from support.stand_in import three_sources
 
+from olm_data.order.base import Order, SourceEpochs, SourceSize
+from olm_data.order.orders import ORDERS, manifest_orders
 from olm_data.order.schedule import Schedule, ScheduleStage, sample_rows, schedule_sha256
+from olm_data.order.slots import (
+    MAX_BLOCK,
+    TOLERANCE,
+    compile_shares,
+    largest_error,
+    normalise,
+    round_counts,
+    slot_table,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -164,3 +177,205 @@ def test_a_sample_of_a_long_run_has_both_ends_and_no_row_twice() -> None:
         sample = sample_rows(rows)
         assert (sample[0], sample[-1]) == (0, rows - 1)
         assert len(np.unique(sample)) == len(sample) == min(rows, 65_536)
+
+
+def assert_within_tijdemans_bound(counts: list[int]) -> None:
+    """|drawn - share * slots| <= 1 - 1/(2k - 2) after every slot, in integers."""
+    table, block = slot_table(counts), sum(counts)
+    assert np.bincount(table.source, minlength=len(counts)).tolist() == counts
+    k = max(2 * sum(count > 0 for count in counts) - 2, 1)
+    prefix = np.arange(1, block + 1)
+    for source in np.flatnonzero(counts).tolist():
+        drawn = np.cumsum(table.source == source)
+        assert (np.abs(drawn * block - counts[source] * prefix) * k <= block * (k - 1)).all()
+
+
+def test_slot_tables_equal_the_golden_ones() -> None:
+    for case in json.loads((GOLDEN / "slots.json").read_text())["tables"]:
+        table = slot_table(case["counts"])
+        assert (table.source.tolist(), table.rank.tolist()) == (case["source"], case["rank"])
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=8).filter(any))
+def test_slot_tables_equal_the_reference(counts: list[int]) -> None:
+    table = slot_table(counts)
+    assert (table.source.tolist(), table.rank.tolist()) == reference.slots(counts)
+
+
+@given(st.lists(st.integers(0, 300) | st.sampled_from([0, 1]), min_size=1, max_size=40).filter(any))
+def test_every_prefix_is_within_one_row_of_every_share(counts: list[int]) -> None:
+    assert_within_tijdemans_bound(counts)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [1] * 1000,
+        [65_535, 1],
+        [1, 65_534, 1],
+        [2**20 - 19, *[1] * 19],
+        [32_768, 16_384, 8192, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1, 1],
+    ],
+    ids=lambda counts: f"{len(counts)} sources",
+)
+def test_lopsided_blocks_keep_the_bound_too(counts: list[int]) -> None:
+    assert_within_tijdemans_bound(counts)
+
+
+def test_a_thousand_random_sources_keep_the_bound() -> None:
+    weights = [1 + int(w) for w in np.random.default_rng(0).pareto(1.0, 1000) * 1000]
+    assert_within_tijdemans_bound(list(round_counts(normalise(weights), 65_536)))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any))
+def test_slots_and_ranks_are_each_others_inverse(counts: list[int]) -> None:
+    table = slot_table(counts)
+    for slot, (source, rank) in enumerate(zip(table.source, table.rank, strict=True)):
+        assert table.slots[table.first[source] + rank] == slot
+        assert table.before(slot)[source] == rank
+
+
+def test_sources_without_a_count_never_appear() -> None:
+    assert set(slot_table([0, 3, 0, 2, 0]).source.tolist()) == {1, 3}
+
+
+def test_a_table_cannot_be_changed() -> None:
+    table = slot_table([2, 3])
+    for array in (table.source, table.rank, table.slots, table.first):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+@pytest.mark.parametrize("counts", [[0], [0, 0], [-1, 2], [MAX_BLOCK, 1]])
+def test_counts_that_make_no_block_are_refused(counts: list[int]) -> None:
+    with pytest.raises(ValueError, match="counts"):
+        slot_table(counts)
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=6).filter(any))
+def test_shares_with_a_small_common_denominator_are_exact(weights: list[int]) -> None:
+    shares = normalise(weights)
+    counts = compile_shares(shares)
+    assert [Fraction(count, sum(counts)) for count in counts] == list(shares)
+    assert largest_error(counts, shares) == 0
+
+
+def test_the_block_of_exact_shares_is_their_common_denominator() -> None:
+    assert compile_shares(normalise([85, 15])) == (17, 3)
+    assert compile_shares(normalise([Fraction("0.1"), Fraction("0.2")])) == (1, 2)
+    assert compile_shares(normalise([7])) == (1,)
+
+
+def test_other_shares_are_rounded_within_the_tolerance() -> None:
+    shares = normalise([1_000_003, 2_000_029, 3_000_017])
+    counts = compile_shares(shares)
+    errors = [
+        abs(Fraction(count, 2**16) - share) / share
+        for count, share in zip(counts, shares, strict=True)
+    ]
+    assert largest_error(counts, shares) == max(errors)
+    assert 0 < max(errors) < TOLERANCE
+    assert sum(counts) == 2**16
+
+
+def test_the_block_grows_for_small_shares_and_the_best_one_is_kept() -> None:
+    shares = normalise([1_000_003, 99_000_001])
+    grown = compile_shares(shares)
+    assert largest_error(grown, shares) < TOLERANCE
+    assert 2**16 < sum(grown) <= 2**20
+    assert largest_error(round_counts(shares, sum(grown) // 2), shares) >= TOLERANCE
+    assert compile_shares(normalise([1, 10**9])) == (0, 2**16)  # all are as bad
+    shares = normalise([7, 10**8 + 9])
+    worst = {2**k: largest_error(round_counts(shares, 2**k), shares) for k in range(16, 21)}
+    assert sum(compile_shares(shares)) == min(worst, key=lambda block: worst[block])
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=8), st.integers(1, 10**5))
+def test_rounding_keeps_the_sum_and_moves_no_count_by_a_whole_row(
+    weights: list[int], block: int
+) -> None:
+    shares = normalise(weights)
+    counts = round_counts(shares, block)
+    assert sum(counts) == block
+    assert all(abs(c - s * block) < 1 for c, s in zip(counts, shares, strict=True))
+
+
+def test_equal_remainders_go_to_the_earlier_source() -> None:
+    assert round_counts(normalise([1, 1, 1, 1]), 6) == (2, 2, 1, 1)
+
+
+@pytest.mark.parametrize("weights", [[], [0], [0, 0], [1, -1], [-1]])
+def test_weights_without_meaning_are_refused(weights: list[int]) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        normalise(weights)
+
+
+def test_shares_that_do_not_sum_to_one_are_refused() -> None:
+    with pytest.raises(ValueError, match="sum to 1"):
+        compile_shares([Fraction(1, 2)])
+
+
+def draw_order(data: st.DataObject, name: str, rows: list[int]) -> Order:
+    """An order as a manifest asks for it, compiled for sources of so many rows."""
+    keys: dict[str, int] = {}
+    if name == "windowed":
+        keys = {
+            "window_chunks": data.draw(st.integers(1, 5)),
+            "chunk_tokens": data.draw(st.integers(1, 200)),
+        }
+    elif name == "olmo-core":
+        keys = {"batch_rows": data.draw(st.integers(1, rows[0]))}
+    sources = [SourceSize(rows=n, tokens=8 * n + 1, shards=2) for n in rows]
+    order = manifest_orders()[name](**keys).compile(sources)
+    if name == "arriving":  # all of it is there
+        order = msgspec.structs.replace(order, ended=(True,) * len(rows))
+    return order
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@given(data=st.data())
+def test_the_positions_of_an_epoch_are_different_rows_and_the_inverse_is_exact(
+    name: str, data: st.DataObject
+) -> None:
+    sizes = st.lists(st.integers(1, 300), min_size=1, max_size=1 if name == "olmo-core" else 3)
+    rows, seed = data.draw(sizes), data.draw(st.integers(0, 2**63 - 1))
+    order = draw_order(data, name, rows)
+    assert order.fits(rows)
+    turns = order.epoch_rows(np.array(rows))
+    names = tuple(f"s{i}" for i in range(len(rows)))
+    for source, n in enumerate(rows):
+        epoch = data.draw(st.integers(0, 5))
+        every = np.arange(n)
+        epochs = SourceEpochs(
+            seed, names, np.full(n, source), np.full(n, n), np.full(n, epoch, np.int64)
+        )
+        assert sorted(order.rows_at(every, epochs)) == list(range(n))
+        assert (order.positions_of(order.rows_at(every, epochs), epochs) == every).all()
+        assert 0 < turns[source] <= n
+        # the order of one source does not depend on the others
+        alone = SourceEpochs(
+            seed, (names[source],), np.zeros(n, np.int64), every * 0 + n, every * 0
+        )
+        first = SourceEpochs(seed, names, np.full(n, source), every * 0 + n, every * 0)
+        assert (order.for_source(source).rows_at(every, alone) == order.rows_at(every, first)).all()
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@given(data=st.data())
+def test_a_schedule_finds_each_row_where_it_put_it(name: str, data: st.DataObject) -> None:
+    sizes = st.lists(st.integers(1, 50), min_size=1, max_size=1 if name == "olmo-core" else 3)
+    rows, seed = data.draw(sizes), data.draw(st.integers(0, 2**63 - 1))
+    order = draw_order(data, name, rows)
+    counts = tuple(data.draw(st.integers(1, 3)) for _ in rows)
+    sources = [(f"s{i}", n) for i, n in enumerate(rows)]
+    schedule = Schedule(
+        seed, sources, [ScheduleStage(data.draw(st.integers(1, 200)), counts)], order
+    )
+    found = schedule.locate(np.arange(schedule.total_rows))
+    source = data.draw(st.integers(0, len(rows) - 1))
+    row = data.draw(st.integers(0, rows[source] - 1))
+    wanted = np.flatnonzero((found.source == source) & (found.row == row))
+    assert schedule.rows_of(source, row).tolist() == wanted.tolist()
+    mine = found.source == source
+    pairs = list(zip(found.epoch[mine].tolist(), found.row[mine].tolist(), strict=True))
+    assert len(set(pairs)) == len(pairs), "a row twice in an epoch"

@@ -1,17 +1,26 @@
-"""Promises of the shard cache: checked, within its budget, shared, the rows of local data."""
+"""The cache of remote shards: its size, what it gives up, what is fetched ahead and again."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.remote import SHARD, SHARDS, S, gets, loader, remote_mixture
-from support.store_proxy import Proxy
+from support.polling import wait_until
+from support.remote import SHARD, SHARDS, TOKENS, S, gets, loader, remote_mixture
+from support.store_proxy import Proxy, cut_response, throttled
 
 from olm_data.dataset.dataset import Dataset
+from olm_data.errors import ResourceError, StorageError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
+from olm_data.rows import cache_plan
 from olm_data.rows.cache_plan import CacheOptions, cache_need
 from olm_data.rows.remote_shards import remote_shard
 from olm_data.rows.shard_cache import NEVER, NextUses, ShardCache, victims
@@ -142,3 +151,81 @@ def test_knowing_the_future_never_misses_more_than_least_recently_used(
             recent = recent[-(room - 1) :] if room > 1 else []
         recent.append(shard)
     assert missed <= missed_recent
+
+
+@pytest.mark.parametrize(
+    ("keys", "fix"),
+    [({"order": "windowed", "window_chunks": 2}, "size_gb"), ({"order": "global"}, "windowed")],
+)
+def test_a_budget_that_is_too_small_is_refused_with_the_numbers(
+    keys: dict[str, object], fix: str, url: str, tmp_path: Path
+) -> None:
+    remote, local = remote_mixture(tmp_path, url, **keys)
+    lock = Lock.read(remote)
+    least = cache_need(lock, lock.open_datasets()).least
+    with pytest.raises(UsageError) as caught:
+        loader(remote, tmp_path / "cache", size=least - 1)
+    assert f"{least - 1:,} bytes; this mixture needs {least:,}" in str(caught.value)
+    assert fix in str(caught.value.fix)
+    assert loader(local, tmp_path / "cache", size=1).steps  # nothing to fetch, nothing to refuse
+
+
+def test_a_disk_with_too_little_room_is_refused_with_the_numbers(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote, _ = remote_mixture(tmp_path, url)
+    monkeypatch.setattr(cache_plan, "free_bytes", lambda folder: 1234)
+    with pytest.raises(ResourceError, match="1,234 are free"):
+        loader(remote, tmp_path / "cache", size=1 << 40)
+
+
+def test_killed_in_the_middle_of_a_download_the_next_process_clears_up_and_goes_on(
+    proxy: Proxy, url: str, tmp_path: Path
+) -> None:
+    remote_mixture(tmp_path, url)
+    proxy.clear()
+    proxy.inject(throttled(200), key="tokens", times=1)
+    code = (
+        "import sys; from olm_data.dataset.dataset import Dataset;"
+        "from olm_data.rows.remote_shards import remote_shard;"
+        "from olm_data.rows.shard_cache import ShardCache;"
+        "print('go', flush=True);"
+        "ShardCache(sys.argv[1], 1 << 30).fetch(remote_shard(Dataset.open(sys.argv[2]), 0), dict)"
+    )
+    folder = tmp_path / "cache"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder), url], env=os.environ, stdout=subprocess.PIPE
+    )
+    wait_until(lambda: list(folder.glob(".partial-*/*")), "a download under way")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert list(folder.glob(".partial-*/*"))
+    cache = ShardCache(folder, 1 << 30)
+    assert list(folder.glob(".partial-*")) == []
+    dataset = Dataset.open(url)
+    path = cache.fetch(remote_shard(dataset, 0), dict)
+    assert path is not None
+    copied = dataset.open_shard(0, copy=str(path)).read(0, TOKENS)
+    assert np.array_equal(copied, dataset.read(0, TOKENS))
+
+
+def test_what_arrives_wrong_is_fetched_once_more_and_then_refused(
+    proxy: Proxy, url: str, tmp_path: Path
+) -> None:
+    remote_mixture(tmp_path, url)
+    dataset = Dataset.open(url)
+    wanted = remote_shard(dataset, 3)
+    name = next(iter(wanted.files))
+    cache = ShardCache(tmp_path / "cache", 1 << 30)
+    proxy.inject(cut_response, key="tokens")  # a body that ends early is a request made again
+    assert cache.fetch(wanted, dict) is not None
+    cache.discard(wanted)
+    good = dataset.store.read(name)
+    dataset.store.put(name, good[:-2] + b"\0\0")
+    with pytest.raises(ValidationError, match="is not the one that the manifest describes"):
+        cache.fetch(wanted, dict)
+    dataset.store.delete(name)
+    with pytest.raises(StorageError, match="not there any more"):
+        cache.fetch(wanted, dict)
+    assert cache.sizes() == {}
+    assert list((tmp_path / "cache").glob(".partial-*")) == []

@@ -1,12 +1,14 @@
-"""`--where` has one meaning for tables, JSON values and statistics."""
+"""--where: what is read of an expression, and the same answer whatever holds the values."""
 
 from __future__ import annotations
 
+import ast
 import math
 import operator
 import struct
 from collections.abc import Callable
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +17,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from olm_data.errors import InputError
+from olm_data.errors import InputError, UsageError
 from olm_data.select.evaluate import check_types, matches, matching_groups
-from olm_data.select.where import Node, parse
+from olm_data.select.where import MOST_CHARACTERS, Node, columns, parse
 
 # --- a reference: one value at a time, written from the documented rules ------------------------
 OPS: dict[str, Callable[[Any, Any], bool]] = {
@@ -90,7 +92,6 @@ ARROW["odd name"] = pa.int32()
 SMALL = TYPES | {"odd name": st.integers(-3, 3)}
 NUMBERS = INTS | FLOATS.filter(math.isfinite) | st.sampled_from([2**63, -(2**70), 10**400])
 LITERALS = {"i": NUMBERS, "f": NUMBERS, "s": STRINGS, "odd name": NUMBERS}
-
 ROWS = st.lists(st.fixed_dictionaries({n: st.none() | v for n, v in SMALL.items()}), max_size=8)
 WITH_NAN = st.lists(
     st.fixed_dictionaries({"f": st.none() | FLOATS | st.just(math.nan), "s": st.none() | STRINGS}),
@@ -159,6 +160,7 @@ def test_a_row_group_is_only_passed_over_if_no_row_of_it_matches(
 
 
 FEW = st.sampled_from([0.0, -0.0, 1.0, 2.5, math.inf, -math.inf, math.nan])
+
 FLOAT_COLUMNS = st.fixed_dictionaries(
     {
         # runs of one number are row groups whose numbers are all equal
@@ -170,6 +172,7 @@ FLOAT_COLUMNS = st.fixed_dictionaries(
         "s": st.lists(st.none() | st.sampled_from(["a", "b"]), min_size=6, max_size=6),
     }
 )
+
 FLOAT_LEAVES = st.one_of(
     st.tuples(
         st.sampled_from(list(OPS)), st.sampled_from("fg"), st.sampled_from([0, -0.0, 1, 2.5, 0.1])
@@ -182,6 +185,7 @@ FLOAT_LEAVES = st.one_of(
     st.tuples(st.just("null"), st.sampled_from("fgs")),
     st.tuples(st.sampled_from(["==", "!="]), st.just("s"), st.just("a")),
 )
+
 FLOAT_EXPRESSIONS = st.recursive(
     FLOAT_LEAVES,
     lambda part: (
@@ -378,3 +382,97 @@ def test_a_condition_no_value_of_the_column_can_decide_is_refused(
     with pytest.raises(InputError) as caught:
         check_types(parse(text), schema, "a.parquet")
     assert str(type) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("0.5 < score <= 3", "score > 0.5 and score <= 3"),
+        ("'en' == `language`", 'language == "en"'),
+        ("x not in (1, 2)", "not x in [1, 2]"),
+        ("x is not null and flag", "not (x is None) and flag"),
+        ("flag == true", "flag == True"),
+        ("`a b` > -1 and\n `or` == 1", "`a b` > -1 and `or` == 1"),
+    ],
+)
+def test_an_expression_can_be_spelled_in_ways(text: str, same: str) -> None:
+    assert parse(text) == parse(same)
+
+
+def test_the_columns_of_an_expression_are_known() -> None:
+    assert columns(parse("`a.b` > 1 and (c or not x in [2]) and c is None")) == ["a.b", "c", "x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "invalid syntax"),
+        ("score = 3", "invalid syntax"),
+        ("score > ", "invalid syntax"),
+        ("3", "neither a comparison nor a column"),
+        ("1 < 2", "neither is a column"),
+        ("a < b", "not with another column"),
+        ("a == None", "write `x is None`"),
+        ("a is 3", "for None only"),
+        ("a < True", "have no order"),
+        ("'a' in tags", "a list after it"),
+        ("a in 'abc'", "a list after it"),
+        ("len(a) > 3", "neither is a column"),
+        ("__import__('os').system('true')", "neither a comparison nor a column"),
+        ("a == 1 + 1", "is not a number"),
+        ("a == b''", "is not a number"),
+        ("a == 3j", "is not a number"),
+        ("a == 1e999", "is not a number"),
+        ("a == f'{a}'", "is not a number"),
+        ("a == --1", "a sign stands before a number"),
+        ("a == '\\ud800'", "surrogate"),
+        ("a == '\\d'", "invalid escape"),
+        ("a == '''x'''", "single or double quotes"),
+        ("(lambda: a)()", "neither a comparison nor a column"),
+        ("(a := 3) == 3", "neither is a column"),
+        ("a == 1; b == 2", "invalid syntax"),
+        ("a == '\0'", "null"),
+        ("(" * 300 + "a" + ")" * 300, ""),
+        ("not " * 100 + "a", "nested more than"),
+        ("not " * 4000 + "a", ""),
+        ("a == 1 or " * 900 + "b", "parts"),
+        ("a == '" + "x" * MOST_CHARACTERS + "'", "characters"),
+        ("a == 1 # and b == 2", "comment"),
+        ("_0_ == 1 and `a` == 2", "backticks"),
+    ],
+)
+def test_what_is_not_of_the_language_is_refused_with_a_reason(text: str, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text)
+    assert why in str(caught.value.why)
+    assert "score >= 3" in str(caught.value.fix)
+
+
+@settings(max_examples=300)
+@example("A.``")
+@given(st.text(max_size=40) | st.text("ab01<>=!()[],'\"` \nnotinadrs.\\", max_size=40))
+def test_any_text_is_an_expression_or_a_usage_error(text: str) -> None:
+    try:
+        node = parse(text)
+    except UsageError:
+        return
+    assert parse(str(node)) == node
+
+
+def test_a_file_that_is_closed_late_while_a_condition_is_read_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    parsed = ast.parse
+
+    def and_let_go(text: str, mode: str) -> ast.AST:
+        held: Any = [open(tmp_path / "file", "rb")]  # noqa: SIM115
+        del held
+        return parsed(text, mode=mode)
+
+    found: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", found.append)
+    monkeypatch.setattr(ast, "parse", and_let_go)
+    with pytest.warns(ResourceWarning):
+        parse("score >= 77123")
+    assert not found

@@ -20,7 +20,6 @@ from support.project import Project
 from support.reading import resolve_source
 from support.tokenizing import digests, hashes_of, make_request, texts
 
-from olm_data.dataset.account import pack, unpack
 from olm_data.errors import ConflictError, InputError, ValidationError
 from olm_data.extensions.verify.datasets import verify
 from olm_data.runners.base import Count
@@ -391,8 +390,3 @@ def test_ids_that_share_half_a_digest_are_told_apart() -> None:
     ids = IdSet(pairs)
     assert ids._find(np.array([[5, 4], [5, 3], [9, 0], [9, 1]], np.uint64)).tolist() == [1, 0, 1, 0]
     assert ids.found.tolist() == [False, False, True, True]
-
-
-@given(st.lists(st.booleans(), max_size=60))
-def test_what_was_found_survives_the_commit_record(found: list[bool]) -> None:
-    assert unpack(pack(np.array(found, bool)), len(found)).tolist() == found

@@ -97,8 +97,10 @@ def test_a_resume_keeps_the_steps_of_its_checkpoint(tmp_path: Path, step: int | 
 
 def test_only_files_of_a_step_are_read_for_it(tmp_path: Path) -> None:
     write(tmp_path, range(1, 9))
-    ((_, table),) = read_ledger(tmp_path, step=6)
-    assert set(table.column("step").to_pylist()) == {5, 6, 7, 8}
+    ((_, table),) = read_ledger(tmp_path, steps=range(6, 7))
+    assert set(table.column("step").to_pylist()) == {6}
+    assert [len(table) for _, table in read_ledger(tmp_path, steps=range(3, 6))] == [6, 3]
+    assert not list(read_ledger(tmp_path, steps=range(-3, 1)))
 
 
 def test_what_the_disk_refuses_waits_and_what_is_lost_is_said(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.extensions.report.write import write_report
 from olm_data.mixture.mix import mix
+from olm_data.run_log.log import MetricsWriter, Step
 from olm_data.run_log.run_folder import Sample
 
 MANIFEST = """
@@ -54,6 +56,20 @@ def whole(lock: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run")
+
+
+@pytest.fixture
+def grow(run: Path) -> Callable[[int, int], None]:
+    """What adds steps to the log of the run: from the first number to before the second."""
+
+    def write(first: int, stop: int) -> None:
+        writer = MetricsWriter(run)
+        for step in range(first, stop):
+            row, loss = 4 * ((step - 1) % 7), {"train/CE loss": 5.0}  # the lock has 30 rows
+            writer.write(Step(step=step, tokens=64 * step, rows=(row, row + 4), metrics=loss))
+        writer.close()
+
+    return write
 
 
 def write_run(folder: Path) -> Path:

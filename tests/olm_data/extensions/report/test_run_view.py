@@ -1,16 +1,33 @@
-"""A view of a run says what a page has not yet, and no more."""
+"""What a page shows of a run: curves, evaluations, events, documents."""
 
 from __future__ import annotations
 
 import json
+import math
 import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.ledgers import Piece, write_ledger
 
+import olm_data
 from olm_data.errors import InputError, ValidationError, printable
+from olm_data.extensions.ledger.files import keep_until, ledger_files
+from olm_data.extensions.report.curves import (
+    MOST_POINTS,
+    MOST_SOURCES,
+    POINTS,
+    Curves,
+    LedgerCurve,
+    LedgerTail,
+    Points,
+)
+from olm_data.extensions.report.evaluations import EvaluationTable, TaskScore, plus_minus, point
 from olm_data.extensions.report.run_view import (
     MOST_EVENTS,
     RunView,
@@ -20,11 +37,14 @@ from olm_data.extensions.report.run_view import (
     shares,
     status,
 )
-from olm_data.extensions.report.write import MOST_STEPS, frozen
+from olm_data.extensions.report.step_documents import step_documents
+from olm_data.extensions.report.write import MOST_STEPS, frozen, write_report
+from olm_data.extensions.watching.follow import StepColumns
+from olm_data.extensions.watching.watched import EVAL, Measured, WatchedEvaluation
 from olm_data.mixture.lock import Lock
 from olm_data.order.steps import order_digest
 from olm_data.rows.views import LockRows
-from olm_data.run_log.log import End, MetricsWriter, Start, Step, append_start
+from olm_data.run_log.log import End, Evaluation, MetricsWriter, Start, Step, append_start
 from olm_data.run_log.run_folder import (
     BadDocument,
     BadRow,
@@ -33,19 +53,12 @@ from olm_data.run_log.run_folder import (
     WrittenText,
     write_samples,
 )
+from olm_data.storage.store import Store
 
 
-def add(run: Path, *steps: int) -> None:
-    writer = MetricsWriter(run)
-    for step in steps:
-        row = 4 * ((step - 1) % 7)  # the lock has 30
-        writer.write(
-            Step(step=step, tokens=64 * step, rows=(row, row + 4), metrics={"train/CE loss": 5.0})
-        )
-    writer.close()
-
-
-def test_a_page_gets_what_it_has_not_and_nothing_else(lock: Path, run: Path) -> None:
+def test_a_page_gets_what_it_has_not_and_nothing_else(
+    lock: Path, run: Path, grow: Callable[[int, int], None]
+) -> None:
     view = RunView(run, "run", str(lock))
     all_ = view.update()
     assert all_.reset
@@ -55,7 +68,7 @@ def test_a_page_gets_what_it_has_not_and_nothing_else(lock: Path, run: Path) -> 
     assert all_.words is not None
     same = view.update(all_.token)
     assert (same.reset, same.points.steps, same.evaluations, same.words) == (False, [5], [], None)
-    add(run, 6, 7)
+    grow(6, 8)
     more = view.update(all_.token)
     assert (more.points.first, more.points.steps) == (4, [5, 6, 7])
     assert more.words.step == 7
@@ -142,8 +155,10 @@ def test_runs_of_one_name_are_named_by_their_paths(run: Path, tmp_path: Path) ->
     assert [view.name for view in open_views([run, other])] == [str(run), str(other)]
 
 
-def test_a_frozen_page_has_documents_of_a_bounded_number_of_steps(lock: Path, run: Path) -> None:
-    add(run, *range(6, 100))
+def test_a_frozen_page_has_documents_of_a_bounded_number_of_steps(
+    lock: Path, run: Path, grow: Callable[[int, int], None]
+) -> None:
+    grow(6, 100)
     page = json.loads(encoded(frozen(open_views([run], str(lock)))))
     steps = [int(step) for step in page["documents"][0]]
     assert len(steps) <= MOST_STEPS
@@ -175,9 +190,13 @@ def test_a_folder_that_is_moved_away_is_said_and_what_was_read_stays(lock: Path,
     "place", ["http://{0}/m.lock.json", "s3://b/m.lock.json", "hf://datasets/a/b/m.lock.json"]
 )
 def test_no_address_in_a_run_folder_is_asked(
-    place: str, lock: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+    place: str,
+    lock: Path,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    grow: Callable[[int, int], None],
 ) -> None:
-    add(run, 1)
+    grow(1, 2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -274,3 +293,264 @@ def test_what_was_asked_for_follows_the_stages(lock: Path) -> None:
 def test_a_run_without_a_row_has_drawn_nothing(lock: Path) -> None:
     mixture = Lock.read(lock)
     assert all(share.drawn == 0 for share in shares(mixture, mixture.schedule(), 0, []))
+
+
+def columns(
+    steps: Sequence[int], values: Sequence[float] | np.ndarray, place: int = 1
+) -> StepColumns:
+    """Steps with one metric, whose lines stand at `place` times their number."""
+    step = np.array(steps, np.int64)
+    nothing = np.zeros(len(step))
+    rows = np.zeros((len(step), 2), np.int64)
+    return StepColumns(place * step, step, step, nothing, rows, {"a": np.array(values)})
+
+
+def joined(old: Points | None, new: Points) -> Points:
+    """What a page makes of what it has and what comes."""
+    if old is None or new.first == 0 or old.size != new.size:
+        return new
+    return Points(
+        first=0,
+        size=new.size,
+        steps=old.steps[: new.first] + new.steps,
+        tokens=old.tokens[: new.first] + new.tokens,
+        time=old.time[: new.first] + new.time,
+        values={n: old.values[n][: new.first] + v for n, v in new.values.items()},
+        low={n: old.low[n][: new.first] + v for n, v in new.low.items()},
+        high={n: old.high[n][: new.first] + v for n, v in new.high.items()},
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 1500), min_size=1, max_size=8))
+def test_pieces_together_are_the_whole(growth: list[int]) -> None:
+    curves, page, step = Curves(["a"]), None, 0
+    for more in growth:
+        new = range(step + 1, step + more + 1)
+        curves.extend(columns(new, [math.sin(n) if n % 3 else math.nan for n in new]))
+        step += more
+        size, have = (page.size, len(page.steps)) if page else (0, 0)
+        page = joined(page, curves.points(range(len(curves)), size, have))
+        assert page == curves.points(range(len(curves)))
+
+
+def test_a_million_steps_are_few_points_and_no_spike_is_lost() -> None:
+    curves = Curves(["a"])
+    values = np.full(1_000_000, 2.0)
+    values[777_776] = 99.0
+    curves.extend(columns(range(1, 1_000_001), values))
+    points = curves.points(range(len(curves)))
+    assert points.size == 512
+    assert len(points.steps) == -(-1_000_000 // 512) <= MOST_POINTS
+    assert max(v for v in points.high["a"] if v is not None) == 99.0
+    close = curves.points(curves.between(777_000, 778_000))
+    assert (close.size, close.values["a"][777]) == (1, 99.0)
+    again = curves.points(range(len(curves)), points.size, len(points.steps))
+    assert len(again.steps) == 1
+
+
+def test_a_step_is_found_by_its_number_or_the_one_before() -> None:
+    curves = Curves(["a"])
+    assert curves.place(1) is None
+    curves.extend(columns([1, 2, 5], [1.0, 2.0, 5.0], place=100))
+    assert [curves.place(step) for step in (0, 1, 4, 5, 9)] == [100, 100, 200, 500, 500]
+    assert curves.last("a", 2) == 3.5
+
+
+# The curves of a ledger are the sums of its pieces, however they were read.
+FOREVER = float("inf")
+
+
+def step_pieces(step: int) -> list[Piece]:
+    return [("web", step, 0, 0, 10, 2.0 + step), ("books", step, 300, 0, 30, 1.0)]
+
+
+def test_each_source_and_place_has_a_curve(tmp_path: Path) -> None:
+    tail = LedgerTail(tmp_path)
+    tail.read(FOREVER)
+    assert tail.curves() is None
+    write_ledger(tmp_path, {step: step_pieces(step) for step in (1, 2, 3)})
+    write_ledger(tmp_path, {3: [("web", 9, 5, 0, 10, 9.0)]}, rank=1)
+    tail.read(FOREVER)
+    curves = tail.curves()
+    assert curves.until == [1, 2, 3]
+    assert curves.sources == [
+        LedgerCurve("books", [1.0, 1.0, 1.0]),
+        LedgerCurve("web", [3.0, 4.0, 7.0]),  # of both ranks
+    ]
+    assert curves.positions == [
+        LedgerCurve("0", [3.0, 4.0, 5.0]),
+        LedgerCurve("1 to 127", [None, None, 9.0]),
+        LedgerCurve("256 to 511", [1.0, 1.0, 1.0]),
+    ]
+
+
+def test_read_bit_by_bit_it_is_what_it_is_as_a_whole(tmp_path: Path) -> None:
+    slow, seen = LedgerTail(tmp_path), 0
+    for first in range(1, 2 * POINTS + 40, 100):
+        write_ledger(tmp_path, {step: step_pieces(step) for step in range(first, first + 100)})
+        slow.read(-1.0)  # one that has no time
+        assert slow.more
+        slow.read(FOREVER)
+        assert slow.changes > seen
+        seen = slow.changes
+    whole = LedgerTail(tmp_path)
+    whole.read(FOREVER)
+    assert slow.curves() == whole.curves()
+    curves = whole.curves()
+    assert len(curves.until) <= POINTS
+    assert curves.until[:2] == [4, 8]
+    assert curves.sources[1].losses[0] == 2.0 + (1 + 2 + 3 + 4) / 4
+    whole.read(FOREVER)
+    assert whole.changes == len(ledger_files(tmp_path))  # nothing is read twice
+
+
+def test_what_a_resume_cut_off_is_gone(tmp_path: Path) -> None:
+    write_ledger(tmp_path, {step: step_pieces(step) for step in range(1, 9)})
+    tail = LedgerTail(tmp_path)
+    tail.read(FOREVER)
+    keep_until(tmp_path, 3)
+    tail.read(FOREVER)
+    curves = tail.curves()
+    assert curves.until == [1, 2, 3]
+
+
+def test_many_sources_are_some_curves_and_a_rest(tmp_path: Path) -> None:
+    pieces: list[Piece] = [(f"s{n}", n, 0, 0, 40 - n, 1.0 + n) for n in range(MOST_SOURCES + 2)]
+    write_ledger(tmp_path, {1: pieces})
+    tail = LedgerTail(tmp_path)
+    tail.read(FOREVER)
+    curves = tail.curves()
+    assert [curve.name for curve in curves.sources][-2:] == ["s7", "2 other sources"]
+    assert curves.sources[-1].losses == [pytest.approx((32 * 9.0 + 31 * 10.0) / 63, rel=1e-5)]
+
+
+def test_a_file_that_is_no_ledger_is_said_and_left_out(tmp_path: Path) -> None:
+    write_ledger(tmp_path, {1: step_pieces(1)})
+    (tmp_path / "ledger/step00000003-rank0000.parquet").write_bytes(b"PAR1")
+    tail = LedgerTail(tmp_path)
+    tail.read(FOREVER)
+    assert "step00000003-rank0000.parquet cannot be read" in tail.wrong
+    curves = tail.curves()
+    assert curves.until == [1]
+
+
+TASK = {
+    "acc": 0.25, "len_norm": 0.5, "BPB": 1.125, "len_norm stderr": 0.0625,
+    "len_norm change": 0.03125, "len_norm change stderr": 0.015625, "questions": 64.0,
+}  # fmt: skip
+SET = {"CE loss": 2.0, "PPL": 7.4, "BPB": 1.25, "CE loss/language=de": 2.5, "BPB/language=de": 1.5}
+
+
+def entry(step: int, **results: dict[str, float | None]) -> Evaluation:
+    named = {name.replace("_", "/"): values for name, values in results.items()}
+    return Evaluation(step=step, results=named)
+
+
+def test_a_point_has_losses_bits_and_scores_apart() -> None:
+    found = point(entry(5, web=dict(SET), downstream_arc=dict(TASK), empty={"CE loss": None}))
+    assert (found.losses, found.bits) == ({"web": 2.0}, {"web": 1.25})
+    assert found.scores == {"downstream/arc": TaskScore("len_norm", 0.5, 0.0625)}
+
+
+def test_what_stands_is_the_latest_by_step_and_not_by_time() -> None:
+    standing = EvaluationTable([entry(10, web=dict(SET)), entry(5, web={"CE loss": 9.0})])
+    assert [(row.group, row.step, row.bits) for row in standing.sets()] == [
+        ("", 10, 1.25), ("language de", 10, 1.5),
+    ]  # fmt: skip
+    standing.take(entry(15, web={"CE loss": 1.0}, t={**TASK, "len_norm stderr": None}))
+    assert [(row.name, row.step, row.loss) for row in standing.sets()] == [("web", 15, 1.0)]
+    (task,) = standing.tasks()
+    assert (task.score.error, plus_minus(task.score)) == (None, "0.5000")
+    assert task.change is not None
+    assert plus_minus(task.change, "+") == "+0.0312 ± 0.0156"
+
+
+def write(run: Path, *lines: dict[str, object]) -> None:
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def watched(run: Path, step: int, **results: dict[str, float | None]) -> None:
+    logged = entry(step, **results)
+    found = WatchedEvaluation(
+        checkpoint=f"step{step:08d}",
+        digest="a" * 64,
+        step=step,
+        time=float(step),
+        data={name: Measured(digest="d", sequence_length=8) for name in logged.results},
+        results=logged.results,
+    )
+    found.write(Store(str(run)).child(EVAL))
+
+
+def test_a_page_gets_what_watchers_found_at_its_step_once_the_log_is_there(tmp_path: Path) -> None:
+    steps = [{"step": n, "tokens": 8 * n, "rows": [n - 1, n], "train/CE loss": 5.0} for n in (1, 2)]
+    write(tmp_path, *steps, {"step": 2, "eval": {"web": SET}})
+    view = RunView(tmp_path, "run")
+    first = view.update()
+    watched(tmp_path, 1, downstream_arc=dict(TASK))
+    watched(tmp_path, 9, web={"CE loss": 1.0})  # of a step that the log has lost
+    more = view.update(first.token)
+    assert [each.step for each in more.evaluations] == [1]
+    assert [(row.name, row.step) for row in more.words.tasks] == [("downstream/arc", 1)]
+    assert [row.step for row in more.words.sets] == [2, 2]
+    assert ("bits/byte on web", "1.250") in more.words.facts
+    assert ("downstream/arc: len_norm", "0.5000 ± 0.0625") in more.words.facts
+    (tmp_path / EVAL / "step00000002.json").write_text("{")
+    words = view.update(more.token).words
+    assert any("eval/step00000002.json" in text for text in words.notes)
+    again = RunView(tmp_path, "run").update()
+    assert sorted(each.step for each in again.evaluations) == [1, 2]
+
+
+def test_rows_that_were_skipped_are_not_those_of_the_step(lock: Path) -> None:
+    step = Step(
+        step=2, tokens=96, rows=(4, 9), skipped=((5, 7),), metrics={"optim/step skipped": 1.0}
+    )
+    found = step_documents(LockRows(Lock.read(lock)), step, most_rows=2, most_text=5)
+    assert ([row.row for row in found.rows], found.rows_of_step) == ([4, 7], 3)
+    assert found.state == "not taken"
+    assert sum(rows for *_, rows in found.sources) == 3
+    for row in found.rows:
+        pieces = LockRows(Lock.read(lock)).view(row.row).pieces
+        assert [piece.text for piece in row.pieces] == [
+            "\n".join(map(printable, piece.text[:5].split("\n"))) for piece in pieces
+        ]
+
+
+def test_trained_tokens_of_chats_are_marked_counted_and_harmless(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    asked, answer = "<b> \x1b é 🌍", "<i>no</i>\n\u202e 世界"
+    turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    rows = [json.dumps({"messages": turns * (n % 3 + 1)}) + "\n" for n in range(9)]
+    (tmp_path / "chats.jsonl").write_text("".join(rows))
+    olm_data.tokenize(
+        tmp_path / "chats.jsonl",
+        tokenizer=tiny_tokenizer,
+        output=tmp_path / "chats",
+        format="chat",
+        chat_template="tulu",
+    )
+    stage = {"name": "main", "epochs": {"chats": 1}}
+    keys = {"version": 1, "sequence_length": 64, "packing": "best_fit", "stages": [stage]}
+    manifest = tmp_path / "mix.json.yaml"
+    manifest.write_text(json.dumps(keys | {"sources": {"chats": {"data": "./chats"}}}))
+    mixture = olm_data.mix(manifest, tmp_path / "mix.lock.json")
+    step = Step(step=1, tokens=0, rows=(0, mixture.total_rows), metrics={})
+    shown = step_documents(LockRows(mixture), step, most_rows=99, most_text=999)
+    pieces = [piece for row in shown.rows for piece in row.pieces]
+    dataset = mixture.open_dataset(0)
+    assert sum(piece.trained or 0 for piece in pieces) == dataset.manifest.trained
+    for piece in pieces:
+        assert "".join(text for text, _ in piece.runs) == piece.text
+    marked = {text for piece in pieces for text, on in piece.runs if on}
+    end = "<|endoftext|>"
+    assert "<i>no</i>\n\\u202e 世界" + end in marked
+    assert not any("<b>" in text or "user" in text for text in marked)
+    page = write_report(str(tmp_path / "mix.lock.json"), [], str(tmp_path / "r.html"), say=print)
+    text = page.read_text()
+    assert "<mark>&lt;i&gt;no&lt;/i&gt;\n" in text
+    share = 100 * dataset.manifest.trained / dataset.tokens
+    assert f"{share:.1f} % of tokens" in text
+    assert "<mark>Underlined</mark>" in text

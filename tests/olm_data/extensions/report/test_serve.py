@@ -7,7 +7,7 @@ import http.client
 import json
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from olm_data.extensions.report.serve import PageServer
 from olm_data.extensions.report.write import write_report
 from olm_data.mixture.lock import Lock
 from olm_data.rows.views import LockRows
-from olm_data.run_log.log import End, MetricsWriter, Step, append_end
+from olm_data.run_log.log import End, append_end
 from olm_data.run_log.run_folder import BadDocument, BadRow, BadStep
 
 HOSTILE = "<img src=x onerror=document.title='hacked'><script>document.title='hacked'</script>"
@@ -102,16 +102,6 @@ def test_what_fails_is_an_answer(server: PageServer, run: Path) -> None:
     assert (code, json.loads(body)) == (409, {"error": "a file of the run is malformed"})
 
 
-def grow(run: Path, steps: range) -> None:
-    writer = MetricsWriter(run)
-    for step in steps:
-        row = 4 * ((step - 1) % 7)  # the lock has 30
-        writer.write(
-            Step(step=step, tokens=64 * step, rows=(row, row + 4), metrics={"train/CE loss": 4.0})
-        )
-    writer.close()
-
-
 @pytest.fixture(scope="module")
 def started() -> Iterator[Browser]:
     with browser() as found:
@@ -127,7 +117,7 @@ def chromium(started: Browser) -> Iterator[Browser]:
 
 @needs_browser
 def test_a_browser_draws_the_run_as_it_grows_and_a_click_shows_documents(
-    chromium: Browser, server: PageServer, run: Path
+    chromium: Browser, server: PageServer, run: Path, grow: Callable[[int, int], None]
 ) -> None:
     piece = BadDocument(None, HOSTILE, 1, "line", "s", 0, 0, 9)
     bad = BadStep(step=3, loss="9.5", grad_norm="7.0", rows=[BadRow(1, "main", "a", [piece])])
@@ -139,7 +129,7 @@ def test_a_browser_draws_the_run_as_it_grows_and_a_click_shows_documents(
     assert before.count("L") == 4
     for text in ("loss on a", "5.250", "Mixture drawn so far", "def <f>", HOSTILE):
         assert text in page.text()
-    grow(run, range(6, 21))
+    grow(6, 21)
     page.wait("document.querySelector('#olm-run').dataset.drawn == '20'")
     assert page.js("document.querySelector('path.train').getAttribute('d')").count("L") == 19
     page.click("#olm-run svg", across=0.62, down=0.5)
@@ -253,9 +243,9 @@ def test_the_legends_of_two_runs_tell_their_curves_apart(
 
 @needs_browser
 def test_runs_are_compared_over_tokens_and_by_the_options_that_differ(
-    chromium: Browser, lock: Path, run: Path, tmp_path: Path
+    chromium: Browser, lock: Path, run: Path, tmp_path: Path, grow: Callable[[int, int], None]
 ) -> None:
-    grow(run, range(6, 41))
+    grow(6, 41)
     other = Path(shutil.copytree(run, tmp_path / "other"))
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     twice = [{**line, "tokens": 2 * line.get("tokens", 0)} for line in lines]
@@ -296,11 +286,16 @@ def test_runs_are_compared_over_tokens_and_by_the_options_that_differ(
 @needs_browser
 @pytest.mark.parametrize("width", [400, pytest.param(1280, marks=pytest.mark.slow)])
 def test_the_report_is_the_same_page_frozen(
-    chromium: Browser, lock: Path, run: Path, tmp_path: Path, width: int
+    chromium: Browser,
+    lock: Path,
+    run: Path,
+    tmp_path: Path,
+    width: int,
+    grow: Callable[[int, int], None],
 ) -> None:
     with (run / "metrics.jsonl").open("a") as log:  # one wide chart, of a place for two
         log.write(json.dumps({"step": 5, "eval": {"a": {"CE loss": 5.0, "BPB": 1.0}}}) + "\n")
-    grow(run, range(6, 300))
+    grow(6, 300)
     output = write_report(str(lock), [str(run)], str(tmp_path / "r.html"), say=print)
     page = chromium.open(output.as_uri(), width=width)
     page.wait("document.querySelector('path.train')")

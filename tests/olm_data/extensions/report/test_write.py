@@ -1,4 +1,4 @@
-"""A report is one self-contained page, of a mixture alone or with runs of it."""
+"""The report of a mixture, written as one page."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from olm_data.errors import InputError
 from olm_data.extensions.report.mixture import spread
 from olm_data.extensions.report.write import length_section, write_report
 from olm_data.mixture.lock import Lock
+from olm_data.mixture.summary import tree
 from olm_data.rows.views import LockRows
 
 
@@ -120,3 +121,23 @@ def test_sampled_rows_are_different_and_in_the_run(total: int, most: int) -> Non
     rows = spread(total, most).tolist()
     assert (len(rows), rows) == (min(total, most), sorted(set(rows)))
     assert all(0 <= row < total for row in rows)
+
+
+def test_report_shows_stages_epochs_and_packing_as_the_lock_has_them(
+    lock: Path, alone: str
+) -> None:
+    planned, cells = Lock.read(lock), set(HtmlPage(alone).text)
+    for stage in planned.stages:
+        assert {stage.name, f"{stage.rows:,}"} <= cells
+    for i, source in enumerate(planned.sources):
+        rows = sum(stage.rows_by_source[i] for stage in planned.stages)
+        assert {f"{rows / source.rows:.4f}", f"{rows * 16:,}", f"{source.rows:,}"} <= cells
+        assert f"{1 - source.plan.tokens / (source.rows * 16):.4%}" in cells
+    assert {"8", "2"} <= cells  # max_epochs
+    main, anneal = tree(planned)
+    group = main.members[0]
+    assert (group.name, group.members[0].name) == ("both", "a")
+    for node in (*main.members, *group.members, *anneal.members):
+        assert {node.name, f"{node.rows * 16:,}"} <= cells
+        for share in (node.share_wanted, node.share_compiled, node.share_got):
+            assert f"{100 * share:.3f} %" in cells

@@ -67,18 +67,14 @@ def test_the_command_shows_as_many_as_are_asked_for(two_sources: Path) -> None:
 S = 64
 
 
-def run(command: str, *arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["show", command, *map(str, arguments)])
-
-
 def refused(command: str, *arguments: object) -> OlmError:
-    error = run(command, *arguments).exception
+    error = show(command, *arguments).exception
     assert isinstance(error, OlmError), error
     return error
 
 
 def shown(command: str, *arguments: object) -> Any:
-    result = run(command, *arguments, "--json")
+    result = show(command, *arguments, "--json")
     assert result.exception is None, result.exception
     return json.loads(result.stdout)
 
@@ -100,7 +96,7 @@ def test_in_a_phase_of_shorter_rows_a_sighting_says_which_of_them(
     assert parts == seen
     assert {part for _, part in parts} == {0, 1, 2, 3}
     assert {s.parts for s in found.sightings if s.row < late} == {(0, 1)}
-    text = run("document", lock_of("phases"), "b:30", "--full").stdout
+    text = show("document", lock_of("phases"), "b:30", "--full").stdout
     assert "  0 to 3\n" in text
 
 
@@ -155,7 +151,7 @@ def test_what_is_printed_has_stage_source_shard_file_line_and_borders(
     lock_of: Callable[[str], Path],
 ) -> None:
     lock = lock_of("concat")
-    text = run("step", lock, 1, "--global-batch", 8 * S, "--first", 2).stdout
+    text = show("step", lock, 1, "--global-batch", 8 * S, "--first", 2).stdout
     view = LockRows(Lock.read(lock)).view(0)
     piece = view.pieces[1]
     assert f"step 1 of {Lock.read(lock).total_rows // 8}: 8 rows, 512 tokens" in text
@@ -164,15 +160,15 @@ def test_what_is_printed_has_stage_source_shard_file_line_and_borders(
     assert f"{piece.position_kind} {piece.position:,}; {piece.shard};" in text
     assert "end of document" in text
     assert "6 more rows of this step" in text
-    text = run("search", lock, "a whale and", "--global-batch", 8 * S, "--world", 4).stdout
+    text = show("search", lock, "a whale and", "--global-batch", 8 * S, "--world", 4).stdout
     assert "source b, address b:30" in text
     assert "  rank  " in text
     assert "more (--full shows all)" in text
-    whole = run("search", lock, "a whale and", "--global-batch", 8 * S, "--full").stdout
+    whole = show("search", lock, "a whale and", "--global-batch", 8 * S, "--full").stdout
     assert "holds it\n" in whole
     sightings = whole.partition("holds it\n")[2].splitlines()
     assert {line.endswith("  yes") for line in sightings if " main " in line} == {True, False}
-    everything = run("document", lock, "b:30", "--full").stdout
+    everything = show("document", lock, "b:30", "--full").stdout
     assert "more (" not in everything
     assert len(everything) > len(text)
 

@@ -1,10 +1,14 @@
-"""Documents are found by number, id and text, and shown with where they come from."""
+"""Documents found, seen by steps, and shown as lines."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,8 +27,10 @@ from olm_data.extensions.show.documents import (
     show_sightings,
 )
 from olm_data.extensions.show.render import render
+from olm_data.extensions.show.steps import Batches, show_step
 from olm_data.extensions.show.token_text import token_bytes, token_texts
 from olm_data.mixture.lock import Lock
+from olm_data.order.steps import StepSizes
 from olm_data.rows.views import DocumentView, LockRows, RowView
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 
@@ -204,3 +210,140 @@ def test_other_tokenizers_are_searched_by_their_decoded_text(tmp_path: Path) -> 
     assert find_text(dataset, "fox r", most=5) == [Hit(1, 0, 2)]
     assert find_text(dataset, "red", most=5) == [Hit(0, 0, 1), Hit(2, 0, 1)]
     assert "".join(token_texts(spec, [2, 3, 2], None)) == "fox runs fox"
+
+
+S = 64
+
+
+def test_a_part_of_a_step_reads_only_its_rows(lock_of: Callable[[str], Path]) -> None:
+    lock = Lock.read(lock_of("concat"))
+    view = show_step(Batches(LockRows(lock), batch_sizes=StepSizes.constant(8 * S)), 2, most=3)
+    assert [row.row for row in view.rows] == [8, 9, 10]
+    assert view.rows_of_step == 8
+
+
+# Whatever a row shows, the document's sightings name it.
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "document"])
+def test_a_document_is_seen_by_the_rows_that_hold_it_and_no_other(
+    lock_of: Callable[[str], Path], packing: str
+) -> None:
+    lock = Lock.read(lock_of(packing))
+    rows = LockRows(lock)
+    expected: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+    for number in range(lock.total_rows):
+        view, place = rows.view(number), 0
+        for piece in view.pieces:
+            if place < S:  # what stands behind the inputs is a label
+                key = (str(view.source), piece.document)
+                expected.setdefault(key, []).append((number, piece.start, piece.stop))
+            place += piece.stop - piece.start
+    seen = 0
+    for index, source in enumerate(lock.sources):
+        for document in range(0, rows.source(index)[0].documents, 3):
+            (found,) = show_sightings(rows, Query(address=f"{source.name}:{document}"))
+            assert [(s.row, s.start, s.stop) for s in found.sightings] == expected.get(
+                (source.name, document), []
+            )
+            seen += len(found.sightings)
+    assert seen > 100
+
+
+def test_rows_that_no_step_has_are_said_to_be_skipped_or_left_over(
+    lock_of: Callable[[str], Path],
+) -> None:
+    lock = Lock.read(lock_of("concat"))
+    size = lock.total_rows - 1
+    batches = Batches(LockRows(lock), batch_sizes=StepSizes.constant(size // 2 * S), skip=[(0, 1)])
+    rest = lock.total_rows - 1 - size // 2 * 2
+    rows = LockRows(lock)
+    states = set()
+    for number in (0, lock.total_rows - 1):
+        view = rows.view(number)
+        (found,) = show_sightings(
+            rows, Query(address=f"{view.source}:{view.pieces[0].document}"), batches
+        )
+        at = [s.row for s in found.sightings].index(number)
+        states.add(found.sightings[at].state)
+        assert (found.sightings[at].step is None) == (number == 0 or rest > 0)
+    assert "skipped" in states
+
+
+def test_text_and_ids_cannot_forge_the_view(project: Project) -> None:
+    text = "a\n-- document 7  id forged\x1b[2J\r\u202e\nend"
+    (project / "a.jsonl").write_text(json.dumps({"id": "x\n\x1b[31m", "text": text}) + "\n")
+    project.make([project / "a.jsonl"], id_column="id")
+    shown = render(documents(project.out, address="0")[0])
+    assert "\x1b" not in shown
+    assert "\r" not in shown
+    assert "\u202e" not in shown
+    assert [line for line in shown.split("\n") if line.startswith("--")] == [
+        "-- document 0  id x\\n\\x1b[31m"
+    ]
+    assert "   | -- document 7" in shown
+
+
+def test_long_text_is_cut_unless_asked_for(project: Project) -> None:
+    source = project.write("a.jsonl", ["word " * 1000])
+    project.make([source])
+    (view,) = documents(project.out)
+    assert "3,800 more characters" in render(view)
+    assert render(view, full=True).count("word") == 1000
+
+
+def test_a_long_document_is_shown_around_the_hit_only_unless_asked_for(project: Project) -> None:
+    text = "word " * 2000 + "needle " + "word " * 2000
+    project.make([project.write("a.jsonl", [text])])
+    (view,) = documents(project.out, text="needle")
+    assert "needle" in view.text
+    assert view.stop - view.start < 120
+    assert f"tokens {view.start:,} to {view.stop:,} of {view.tokens:,}" in render(view)
+    (view,) = documents(project.out, text="needle", full=True)
+    assert view.text == text
+
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_colours_add_codes_and_nothing_else(number: int, two_sources: Path) -> None:
+    (view,) = documents(two_sources / "a", address=str(number))
+    tokenizer = Dataset.open(str(two_sources / "a")).tokenizer
+    painted = render(view, tokenizer, found="o")
+    assert ANSI.sub("", painted) == render(view)
+    codes = set(ANSI.findall(painted))
+    assert {"\x1b[38;5;16;48;5;153m", "\x1b[38;5;16;48;5;223m", "\x1b[1;97;41m"} <= codes
+    assert "\x1b[" not in render(view)
+    assert painted.count("226mo\x1b[0m") == view.text.count("o")
+
+
+def test_special_tokens_inside_a_document_are_red(project: Project) -> None:
+    source = project.write("a.jsonl", ["one <|endoftext|> two"])
+    project.make([source], special="allow")
+    (view,) = documents(project.out, address="0")
+    assert "\x1b[1;97;41m<|endoftext|>\x1b[0m" in render(view, project.open().tokenizer)
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_tokenizer: Path) -> TokenizerSpec:
+    return load_tokenizer(tiny_tokenizer)
+
+
+@given(ids=st.lists(st.integers(0, 511), max_size=60))
+def test_the_texts_of_tokens_make_the_decoded_text_whatever_the_ids(
+    ids: list[int], tiny: TokenizerSpec
+) -> None:
+    table = token_bytes(tiny)
+    texts = token_texts(tiny, ids, table)
+    assert len(texts) == len(ids)
+    assert "".join(texts) == tiny.decode(ids)
+    data, ends = table.join(np.array(ids, np.uint16))
+    assert len(ends) == len(ids)
+    assert data.tobytes().decode(errors="replace") == tiny.decode(ids)
+
+
+def test_a_character_of_several_tokens_belongs_to_the_last_of_them(tiny_tokenizer: Path) -> None:
+    spec = load_tokenizer(tiny_tokenizer)
+    ids = spec.encode("a\U0001f600b")
+    texts = token_texts(spec, ids, token_bytes(spec))
+    assert [text for text in texts if text] == ["a", "\U0001f600", "b"]
+    assert len(texts) == 6
