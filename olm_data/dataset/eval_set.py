@@ -204,8 +204,18 @@ class EvalSet:
 
 def requests_of(tokens: NDArray[Any], table: NDArray[np.int64]) -> Requests:
     """Return the requests of ids and of a table with the columns COLUMNS."""
-    *columns, kind = table.T.astype(np.int64)  # in the order of the fields
-    return Requests(tokens, *columns, (kind & GOLD) > 0, (kind & UNCONDITIONAL) > 0)
+    ends, context, chars, size, question, choice, kind = table.T.astype(np.int64)
+    return Requests(
+        tokens=tokens,
+        ends=ends,
+        context=context,
+        chars=chars,
+        bytes=size,
+        question=question,
+        choice=choice,
+        gold=(kind & GOLD) > 0,
+        unconditional=(kind & UNCONDITIONAL) > 0,
+    )
 
 
 def _fault(found: Requests, info: EvalSetInfo) -> str | None:
