@@ -24,29 +24,29 @@ def graph() -> changed.Graph:
         (
             "olm_train/extensions/hf/attention.py",
             "olm_train/extensions/hf/test_families",
-            "test_prp",
+            "test_schedule",
         ),
-        ("olm_data/order/prp.py", "olm_data/order/test_prp", "olm_data/run_log/test_log"),
-        ("tests/support/hf_page.py", "docs/test_generated_pages", "olm_data/order/test_prp"),
+        ("olm_data/order/prp.py", "olm_data/order/test_schedule", "olm_data/run_log/test_log"),
+        ("tests/support/hf_page.py", "docs/test_generated_pages", "olm_data/order/test_schedule"),
         # by the name of a command, a callback, a fixture
         (
             "olm_data/extensions/stats/command.py",
-            "olm_data/extensions/stats/test_text",
+            "olm_data/extensions/stats/test_count",
             "olm_train/model/test_layers",
         ),
         (
             "olm_train/extensions/tracking/wandb.py",
             "olm_train/extensions/tracking/test_wandb",
-            "olm_data/order/test_prp",
+            "olm_data/order/test_schedule",
         ),
         ("tests/support/s3.py", "olm_data/storage/test_s3", "olm_train/model/test_layers"),
         # pages, and what stands at the top
         (
             "docs/reference/hugging-face.md",
             "docs/test_generated_pages",
-            "olm_data/order/test_prp",
+            "olm_data/order/test_schedule",
         ),
-        ("pyproject.toml", "test_extensions", "olm_data/order/test_prp"),
+        ("pyproject.toml", "test_extensions", "olm_data/order/test_schedule"),
     ],
 )
 def test_what_reaches_a_change_is_chosen_and_nothing_far_from_it(

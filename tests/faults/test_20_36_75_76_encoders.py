@@ -88,7 +88,7 @@ def test_20_a_panic_is_a_document_that_cannot_be_encoded_and_an_interrupt_is_no_
 
     encoder = HfEncoder(load_tokenizer(tiny_tokenizer), "plain")
     monkeypatch.setattr(encoder, "_tokenizer", Raising())
-    with pytest.raises(expected, match=str(raised)):
+    with pytest.raises(expected, match=str(raised) or "^$"):
         encoder.encode(*concatenate([b"text"]))
 
 

@@ -188,10 +188,10 @@ def _plain(text: str, folder: Path) -> str:
 
 def test_it_is_read_from_a_bucket(s3: dict[str, str], tiny_tokenizer: Path, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", texts(60))
-    made = make_dataset([source], tiny_tokenizer, tmp_path / "npy", shard_tokens=500)
+    make_dataset([source], tiny_tokenizer, tmp_path / "npy", shard_tokens=500)
     url = f"s3://{s3['bucket']}/{tmp_path.name}/raw"
     make_dataset([source], tiny_tokenizer, url, shard_tokens=500, container="raw")
-    dataset, local = Dataset.open(url), Dataset.open(made.output)
+    dataset, local = Dataset.open(url), Dataset.open(tmp_path / "npy")
     for start, stop in ((0, 1), (3, local.tokens), (local.tokens - 1, local.tokens)):
         assert dataset.read(start, stop).tolist() == local.read(start, stop).tolist()
     assert verify(url).ok

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.s3fs_faults import FAULTS, body_of, client_of, say, serving
+from support.s3fs_faults import FAULTS, client_of, say, serving
 from support.service_checks import check_service
 
 from olm_data.errors import StorageError
@@ -135,7 +135,7 @@ def test_a_profile_with_a_login_by_sso_is_used(
         handler.wfile.write(body)
 
     def store(handler) -> None:
-        body_of(handler)
+        handler.body()
         signed.append(handler.headers["Authorization"])
         say(handler, 200, ETag=f'"{hashlib.md5(b"x").hexdigest()}"')
 

@@ -429,3 +429,13 @@ def test_garbage_is_collected_at_fixed_steps_only(
         # the youngest generation may have been collected before the first step
         assert [generation for generation in collected if generation][:2] == [1, 1]
     assert gc.isenabled()
+
+
+def test_a_step_names_the_rows_that_were_left_out_inside_it(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    build_trainer(tiny_mixture, tmp_path, "--data_loader.skip=[[1, 2]]", stop=2, quiet=True).fit()
+    one, two = steps_of(tmp_path)
+    assert (one["rows"][0], one["skipped"]) == (0, [[1, 2]])
+    assert one["rows"][1] == two["rows"][0]
+    assert "skipped" not in two

@@ -66,7 +66,7 @@ def test_what_our_decoder_is_not_is_refused_by_name(change: dict[str, Any], said
         ({"num_hidden_layers": -1}, "num_hidden_layers is at least 1"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps is above 0, not -1.0"),
         ({"initializer_range": -1.0}, "initializer_range is above 0, not -1.0"),
-        ({"rope_theta": -5.0, "rope_parameters": None}, "rope_theta is above 0, not -5.0"),
+        ({"rope_theta": -5.0, "rope_parameters": None}, "rope_theta is above 1, not -5.0"),
     ],
 )
 def test_what_is_wrong_is_said_of_the_field_that_was_given(
