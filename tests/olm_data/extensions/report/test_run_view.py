@@ -503,6 +503,17 @@ def test_a_page_gets_what_watchers_found_at_its_step_once_the_log_is_there(tmp_p
     assert sorted(each.step for each in again.evaluations) == [1, 2]
 
 
+def test_names_in_evaluations_are_sent_harmless(tmp_path: Path) -> None:
+    step = {"step": 1, "tokens": 8, "rows": [0, 1], "train/CE loss": 5.0}
+    write(tmp_path, step, {"step": 1, "eval": {"w\x1b[2Jeb": {"CE loss": 2.0}}})
+    watched(tmp_path, 1, **{"o\x1b[2Jther": {"CE loss": 1.0}})
+    found = RunView(tmp_path, "run").update()
+    assert sorted(name for each in found.evaluations for name in each.losses) == [
+        "o\\x1b[2Jther", "w\\x1b[2Jeb",
+    ]  # fmt: skip
+    assert "\\u001b" not in encoded(found)
+
+
 def test_rows_that_were_skipped_are_not_those_of_the_step(lock: Path) -> None:
     step = Step(
         step=2, tokens=96, rows=(4, 9), skipped=((5, 7),), metrics={"optim/step skipped": 1.0}
