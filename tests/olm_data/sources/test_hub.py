@@ -429,6 +429,24 @@ def test_the_hub_is_read_by_its_layout(own_hub: HubStub, replica: Replica) -> No
     check(read_source(source=replica.source, subset=replica.subset), replica, expected)
 
 
+@pytest.mark.parametrize(
+    ("source", "subset", "pattern"),
+    [
+        ("fineweb-edu", None, "sample/10BT/*.parquet"),
+        ("fineweb", "CC-MAIN-2024-10", "data/CC-MAIN-2024-10/*.parquet"),
+        ("c4", None, "en/c4-train.*.json.gz"),
+        ("wikipedia", "20231101.de", "20231101.de/train-*.parquet"),
+        ("finemath", None, "finemath-4plus/*.parquet"),
+        ("the-stack", "rust", "data/rust/*.parquet"),
+        ("tinystories", None, "data/train-*.parquet"),
+    ],
+)
+def test_subsets_of_the_catalogue_are_globs_of_the_repository(
+    source: str, subset: str | None, pattern: str
+) -> None:
+    assert named.subset_glob(source, subset)[1] == pattern
+
+
 def test_every_source_of_the_catalogue_has_a_replica() -> None:
     assert {replica.source for replica in REPLICAS} == set(named.CATALOGUE)
 
