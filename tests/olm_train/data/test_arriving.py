@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.runs import build_trainer
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.dataset.manifest import MANIFEST, PLAN
@@ -17,6 +18,7 @@ from olm_data.mixture.diff import diff
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import mix
 from olm_data.tokenization import waiting
+from olm_train.checkpoint.manifest import LOCK
 from olm_train.data import loader as module
 from olm_train.data.loader import DataLoader
 
@@ -170,6 +172,17 @@ def test_a_loop_without_a_trainer_waits_by_itself(
     found = tokens(arrival.lock)
     mix(str(done / "mix.yaml"))
     assert found == tokens(done / "mix.lock.json")
+
+
+def test_a_checkpoint_has_the_lock_as_far_as_it_had_grown(arrival: Arrival) -> None:
+    arrival(6)
+    begun = arrival.mix()
+    run = arrival.folder / "run"
+    trainer = build_trainer(arrival.lock, run, stop=1 + begun.rows_there() // 8, quiet=True)
+    arrival(6)
+    trainer.fit()
+    saved = max(run.glob(f"step*/{LOCK}"))
+    assert Lock.read(saved).rows_there() > begun.rows_there()
 
 
 def test_a_lock_grows_to_the_same_lock_whenever_one_looks(done: Path, arrival: Arrival) -> None:
