@@ -220,8 +220,8 @@ class Lock(LockFile, frozen=True, kw_only=True):
 
     def open_rows(self, index: int, *, verify: Verify = "lazy") -> RowPlan | StreamRows:
         """Open what says which tokens the rows of one source hold."""
-        stream = StreamRows(self.sources[index].rows, self.sequence_length)
-        return self.open_plan(index, verify=verify) or stream
+        plan = self.open_plan(index, verify=verify)
+        return StreamRows(self.sources[index].rows, self.sequence_length) if plan is None else plan
 
     def open_datasets(self, *, verify: Verify = "lazy") -> list[Dataset]:
         """Open each source's dataset, in the order of `sources`, and check it is the locked one.

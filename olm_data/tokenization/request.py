@@ -360,13 +360,13 @@ def identical_inputs(
         for item in inputs
         if item.bytes > 0 and not (item.format == "txt" and options.separator is None)
     ]
-    groups = [chosen]
+    groups = _grouped([chosen], lambda item: item.bytes, map)
     with ThreadPoolExecutor(READERS) as pool:
-        for key in (lambda item: item.bytes, _digest, _edges):
-            groups = _grouped(groups, key, pool)
+        for key in (_digest, _edges):
+            groups = _grouped(groups, key, pool.map)
         tagged = [group for group in groups if len({_tag(item) for item in group}) == 1]
         others = [group for group in groups if group not in tagged]
-        groups = tagged + _grouped(others, _sha256, pool)
+        groups = tagged + _grouped(others, _sha256, pool.map)
     position = {id(item): index for index, item in enumerate(inputs)}
     pairs = [(later, group[0]) for group in groups for later in group[1:]]
     return sorted(pairs, key=lambda pair: position[id(pair[0])])
@@ -375,13 +375,13 @@ def identical_inputs(
 def _grouped(
     groups: Iterable[list[InputFile]],
     key: Callable[[InputFile], Hashable],
-    pool: ThreadPoolExecutor,
+    mapped: Callable[..., Iterable[Hashable]],
 ) -> list[list[InputFile]]:
-    """Part each group by `key`; groups of one are left out."""
+    """Part each group by `key`, which `mapped` calls; groups of one are left out."""
     found = []
     for group in groups:
         parted: dict[Hashable, list[InputFile]] = defaultdict(list)
-        for item, value in zip(group, pool.map(key, group), strict=True):
+        for item, value in zip(group, mapped(key, group), strict=True):
             parted[value].append(item)
         found += [part for part in parted.values() if len(part) > 1]
     return found

@@ -90,7 +90,8 @@ def packages() -> dict[str, str]:
     """Return the version of each installed package by its name, sorted; of two that have a name,
     that of the one which is imported. Copies that a package keeps for itself do not count: whether
     their folder is on the path depends on what was imported (setuptools, Ray)."""
-    folders = [folder for folder in sys.path if "-packages/" not in Path(folder).as_posix()]
+    installed = {"site-packages", "dist-packages"}
+    folders = [f for f in sys.path if installed.isdisjoint(p.name for p in Path(f).parents)]
     found = map(_name_and_version, reversed([*metadata.distributions(path=folders)]))
     return dict(sorted(dict(found).items()))
 

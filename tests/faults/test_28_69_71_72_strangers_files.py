@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from support.command import inside
+from support.deep_json import DEEP
 from support.forged import forged_lock
 from support.small_datasets import mix_datasets
 from support.tokenizing import make_dataset, texts, write_jsonl
@@ -308,17 +309,6 @@ def test_71_a_step_of_a_run_log_with_escapes_stays_on_its_line(tmp_path: Path) -
     with pytest.raises(ValidationError, match="control bytes") as caught:
         list(read_metrics(tmp_path))
     assert "\x1b" not in str(caught.value)
-
-
-DEEP = {
-    "lists": b"[" * 200_000 + b"]" * 200_000,
-    "objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
-    "open": b"[" * 300_000,
-    "inside": b'{"format": "olm-plan", "version": 1, "inputs": ' + b"[" * 9000 + b"]" * 9000 + b"}",
-    "wide": b'{"version": ' + b"9" * 5000 + b"}",
-    "zeros": bytes(100_000),
-    "twice": b'{"format": "olm-plan", "format": "olm-job"}',
-}
 
 
 @pytest.mark.parametrize("name", ["lists", "inside", "twice"])

@@ -19,7 +19,7 @@ from olm_data.order.schedule import Schedule, ScheduleStage
 from olm_data.order.steps import order_digest
 from olm_train.data import DataLoader
 
-S = 4
+S, ROWS = 4, 6
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +103,6 @@ def test_47_any_world_size_reads_the_same_rows(two_stages: Path, world: int) -> 
     stream, state = run(two_stages, {}, 2, world=world, micro=1, rows=2 * world, prefetch=1)
     assert [row for step in stream for row in step[0].tolist()] == list(range(4 * world))
     assert state["rows_consumed"] == 4 * world
-
-
-S, ROWS = 4, 6
 
 
 @pytest.fixture(scope="module")

@@ -19,22 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import sources
 from support.command import WITH_TESTS, environment
+from support.deep_json import DEEP
 
 from olm_data import bounded_json, decoding
 from olm_data.bounded_json import MAX_DEPTH, MalformedJson, check, decode
 from olm_data.decoding import convert, decode_typed
 from olm_data.storage.store import Store, read_json
-
-DEEP = {
-    "lists": b"[" * 200_000 + b"]" * 200_000,
-    "objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
-    "open": b"[" * 300_000,
-    "inside": b'{"format": "olm-plan", "version": 1, "inputs": ' + b"[" * 9000 + b"]" * 9000 + b"}",
-    "wide": b'{"version": ' + b"9" * 5000 + b"}",
-    "zeros": bytes(100_000),
-    "twice": b'{"format": "olm-plan", "format": "olm-job"}',
-}
-
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(0, 2**64 - 1) | st.text(max_size=8) | st.floats(-9, 9),

@@ -270,14 +270,17 @@ def read_ledger(
         ValidationError: one is not a file that a run writes.
     """
     files = ledger_files(folder)
-    for number, file in enumerate(files):
-        if steps is None:
-            yield file.read(columns)
-            continue
-        of_rank = (each.first for each in files[number + 1 :] if each.rank == file.rank)
-        if file.first < steps.stop and next(of_rank, steps.stop) > steps.start:
-            info, table = file.read(columns)
-            yield info, table.filter(pc.is_in(table["step"], pa.array(steps, pa.int64())))
+    if steps is None:
+        yield from (file.read(columns) for file in files)
+        return
+    following, wanted = dict[int, int](), list[LedgerFile]()
+    for file in reversed(files):
+        if file.first < steps.stop and following.get(file.rank, steps.stop) > steps.start:
+            wanted.append(file)
+        following[file.rank] = file.first
+    for file in reversed(wanted):
+        info, table = file.read(columns)
+        yield info, table.filter(pc.is_in(table["step"], pa.array(steps, pa.int64())))
 
 
 def is_ledger_name(name: str) -> bool:

@@ -388,6 +388,12 @@ def test_copies_that_a_package_keeps_for_itself_do_not_count(
     monkeypatch.syspath_prepend(copy.parent)
     assert "platter" in {each.metadata["Name"] for each in metadata.distributions()}
     assert packages.__wrapped__() == before
+    own = tmp_path / "my-packages/lib"
+    copy.rename(tmp_path / copy.name)
+    own.mkdir(parents=True)
+    (tmp_path / copy.name).rename(own / copy.name)
+    monkeypatch.syspath_prepend(own)
+    assert packages.__wrapped__() == {**before, "platter": "9.0"}
 
 
 def test_strict_without_a_record_of_the_versions_is_refused() -> None:
